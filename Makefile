@@ -7,7 +7,7 @@
 # make fuzz   damage slides at random and open them, for an hour (HOURS=1)
 # make bench  time a viewport against other readers
 
-# Where this is set, each of many processes would compile the package and its tests anew.
+# If this were set, every process would compile the package and its tests again.
 export PYTHONDONTWRITEBYTECODE =
 
 VENV ?= .venv
@@ -29,7 +29,7 @@ QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/mode
 demo: $(VENV)/installed
 	$(BIN)/python tools/demo.py
 
-# Three processes keep two cores busy: tests of viewers wait for screens and threads.
+# Three processes keep two cores busy, because tests of viewers wait for screens and threads.
 WORKERS ?= 3
 test: $(VENV)/installed
 	$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(shell command -v Xvfb),,@echo "No display and no Xvfb: tests of the viewer are skipped.")
@@ -40,7 +40,7 @@ check: $(VENV)/installed
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
-# No display, no processes, nothing slow: what a change to the core breaks first.
+# Fast tests without a display or subprocesses, which a change to the core breaks first.
 quick: check
 	$(BIN)/python -m pytest -p no:napari --numprocesses 2 --dist worksteal $(QUICK)
 
@@ -48,7 +48,7 @@ HOURS ?= 1
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz --hours $(HOURS) --seed $$(date +%s)
 
-# ThreadSanitizer needs the same addresses in each process, and no sanitizer can run the check of fork.
+# ThreadSanitizer needs identical addresses in each process; no sanitizer supports the fork check.
 native-check: $(VENV)/installed
 	for kind in address,undefined thread none; do \
 		$(BIN)/cmake -S cmake -B build/check-$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \

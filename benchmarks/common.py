@@ -1,4 +1,4 @@
-"""What the benchmarks share: slides, verdicts, and a record of the machine."""
+"""Shared by the benchmarks: slides, verdicts, and a record of the machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SLIDES = Path(__file__).parent / "slides"
 
 
 def ensure_slide(folder: Path, side: int, codec: Codec, tile: int = 256) -> Path:
-    """Return a square slide, made if it is not there yet.
+    """Return the path of a square slide, creating it if needed.
 
-    Its bytes are then in the operating system's page cache, so that no reader waits for a disk.
+    The file is read once, so that it is in the page cache and no reader waits for a disk.
     """
     size = "" if tile == 256 else f"-{tile}"
     path = folder / f"{codec}-{side}{size}.svs"
@@ -36,12 +36,12 @@ def ensure_slide(folder: Path, side: int, codec: Codec, tile: int = 256) -> Path
 
 
 def verdict(passed: bool) -> str:
-    """Return the word for a target that is met or missed."""
+    """Return "PASS" or "FAIL"."""
     return "PASS" if passed else "FAIL"
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:
-    """Write the figures with their environment; do nothing without a path."""
+    """Write results and a record of the machine; do nothing without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"environment": environment(), **figures}
@@ -49,7 +49,7 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def coarser_mpp(slide: Slide, factor: float) -> float:
-    """Return so many times the micrometres of a pixel of level 0; end where it has none."""
+    """Return a multiple of the pixel size of level 0; exit if the slide has none."""
     if slide.mpp is None:
-        raise SystemExit(f"'{slide.path}' does not say its micrometres a pixel")
+        raise SystemExit(f"'{slide.path}' has no pixel size")
     return max(slide.mpp) * factor

@@ -1,17 +1,17 @@
-"""Sweep a folder of slides with more and more Dask workers, on the CPU or on GPUs.
+"""Process a folder of slides with more and more Dask workers, on the CPU or on GPUs.
 
 Usage: ``python -m benchmarks.dask_sweep [cpu] [gpu] [--quick] [--json OUT]``; cpu by default
 
-Every tile of level 0 of every slide is decoded and its stains are measured, as
-``examples/tissue_and_stain.py`` does, where it was decoded; only one row of figures a chunk comes
-back. Each worker is a process of one thread: 1 and 2 for the CPU, 1, 2 and 4 for GPUs, each with a
-GPU of its own. Numbers of workers take turns, another one first in each round, each time with
-a fresh cluster that has read and measured a chunk in each worker before the clock starts. The clock
-includes opening the slides, making their graphs, sending each when it is made, and collecting the
-figures. All have to be the same figures.
+Every tile of level 0 of every slide is decoded, and its stains are measured where it was decoded,
+as in ``examples/tissue_and_stain.py``; only one row of results per chunk comes back. Each worker is
+a process with one thread: 1 and 2 workers on the CPU; 1, 2 and 4 on GPUs, each with its own GPU.
+The numbers of workers alternate, a different one first in each round, each time in a fresh cluster
+whose workers have processed one chunk before the clock starts. The time includes opening the
+slides, building and sending their graphs, and collecting the results, which must be the same for
+every cluster.
 
-The slides are one file under many names, so that a long sweep needs little disk; each name is a
-slide of its own for all that decodes it.
+The slides are one file under many names, so that a long sweep needs little disk space; everything
+treats each name as a separate slide.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.cli.bench import print_table
-from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
+from tissue_and_stain import SETTINGS, measured, start_gpu_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ PACKAGES = ("dask", "distributed", "cupy-cuda12x", "cupy-cuda13x", "nvidia-nvimg
 
 
 class Part(NamedTuple):
-    """What is swept, by how many workers, and by what factor the most have to be faster."""
+    """The slides, the numbers of workers, and the required speed-up of the largest number."""
 
     device: str
     workers: tuple[int, ...]
@@ -78,25 +78,25 @@ def main() -> None:
     parser.add_argument("--tile", type=int, default=256, help="side of the slides' tiles")
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are made")
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
-    if not set(given.parts) <= set(PARTS):
+    args = parser.parse_args()
+    if not set(args.parts) <= set(PARTS):
         parser.error(f"parts are {', '.join(PARTS)}")
     dask.config.set(SETTINGS | {"distributed.comm.timeouts.connect": f"{START_SECONDS}s"})
     figures: dict[str, Any] = {"packages": versions()}
-    for name in given.parts or ["cpu"]:
-        part = (QUICK if given.quick else PARTS)[name]
+    for name in args.parts or ["cpu"]:
+        part = (QUICK if args.quick else PARTS)[name]
         part = part._replace(
-            workers=tuple(given.workers or part.workers), slides=given.slides or part.slides
+            workers=tuple(args.workers or part.workers), slides=args.slides or part.slides
         )
-        paths = many_slides(given.folder, part, given.tile)
-        for rounds_done in sweep_in_turns(part, paths, 1 if given.quick else given.rounds):
+        paths = many_slides(args.folder, part, args.tile)
+        for rounds_done in sweep_in_turns(part, paths, 1 if args.quick else args.rounds):
             figures[name] = rounds_done
-            write_json(given.json, figures)
-        report(name, part, figures[name], timed=not given.quick)
+            write_json(args.json, figures)
+        report(name, part, figures[name], timed=not args.quick)
 
 
 def many_slides(folder: Path, part: Part, tile: int) -> list[Path]:
-    """Return paths of as many slides as wanted, and one to warm up with: links of one file."""
+    """Return the paths of the slides and one for the warm-up, all links to one file."""
     source = ensure_slide(folder, part.side, "jpeg", tile)
     names = folder / "sweep" / source.stem
     names.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def many_slides(folder: Path, part: Part, tile: int) -> list[Path]:
 
 
 def sweep_in_turns(part: Part, paths: Sequence[Path], rounds: int) -> Any:
-    """Yield what is known after each round."""
+    """Yield the results after each round."""
     runs: dict[int, list[dict[str, Any]]] = {count: [] for count in part.workers}
     expected: list[NDArray[np.float64]] = []
     difference = 0.0
@@ -138,14 +138,14 @@ def sweep_in_turns(part: Part, paths: Sequence[Path], rounds: int) -> Any:
 def one_sweep(
     part: Part, paths: Sequence[Path], count: int
 ) -> tuple[dict[str, Any], list[NDArray[np.float64]]]:
-    """Sweep the slides once with a cluster of that many workers."""
+    """Process the slides once with a cluster of that many workers."""
     with ExitStack() as stack:
         if part.device == "cpu":
             cluster: Any = LocalCluster(
                 n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0"
             )
         else:
-            cluster = one_worker_a_gpu(count, memory_limit=0)
+            cluster = start_gpu_cluster(count, memory_limit=0)
         stack.enter_context(cluster)
         client = stack.enter_context(Client(cluster, timeout=START_SECONDS))
         client.wait_for_workers(count, timeout=START_SECONDS)
@@ -168,12 +168,12 @@ def one_sweep(
 
 
 def cpu_seconds() -> float:
-    """Return for how long this process has kept cores busy."""
+    """Return the CPU time of this process."""
     return sum(os.times()[:2])
 
 
 def work(part: Part, paths: Sequence[Path]) -> Iterator[dask.array.Array]:
-    """Yield an array for each slide: a row of four mean figures for each chunk."""
+    """Yield an array per slide with a row of four means per chunk."""
     for path in paths:
         with open_slide(path, "cpu" if part.device == "cpu" else "auto") as slide:
             level = slide.levels[0]
@@ -184,13 +184,13 @@ def work(part: Part, paths: Sequence[Path]) -> Iterator[dask.array.Array]:
 
 
 def mean_of_tiles(figures: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of the figures of tiles, shape (1, 1, 4)."""
+    """Return the mean over tiles, shape (1, 1, 4)."""
     mean: NDArray[np.float64] = figures.mean((0, 1), keepdims=True)
     return mean
 
 
 def report(name: str, part: Part, found: dict[str, Any], *, timed: bool) -> None:
-    """Print what was measured, and whether it is enough where it took long enough to tell."""
+    """Print the results, and whether they meet the target if the run was long enough."""
     rows = [
         (
             str(count),
@@ -211,7 +211,7 @@ def report(name: str, part: Part, found: dict[str, Any], *, timed: bool) -> None
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what was used beside the usual packages."""
+    """Return the versions of additional packages."""
     return {
         item.metadata["Name"]: item.version
         for item in metadata.distributions()

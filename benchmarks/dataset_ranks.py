@@ -1,12 +1,12 @@
-"""Time a data set over one GPU, then over more, a process each, as a training on them reads it.
+"""Time a data set on one GPU and then on several, with a process per GPU, as training reads it.
 
 Usage: ``python -m benchmarks.dataset_ranks SLIDE ... [--gpus 1 2] [--batch 256] [--json OUT]``
 
-Patches of ``--size`` pixels at ``--factor`` times the micrometres of level 0, a grid in order; a
-slide under several names makes a longer sweep, as each is a slide of its own. Each rank reads its
-share into tensors of its own GPU and adds one pixel of each patch. All have taken their first batch
-when the clock starts; it stops when the last has ended. The sum over all ranks has to be that of
-one.
+The patches have ``--size`` pixels at ``--factor`` times the pixel size of level 0, as a grid in
+order. Passing one slide under several names makes a longer sweep, because each name counts as a
+slide. Each rank reads its share into tensors on its GPU and adds one pixel of each patch. The clock
+starts when all ranks have their first batch and stops when the last one finishes. The sum over all
+ranks must equal that of a single one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from multiprocessing.queues import Queue
     from multiprocessing.synchronize import Barrier
 
-# Paths of the machine say nothing of the figures.
-UNTOLD = {"slides", "json"}
+# Local paths are irrelevant to the results.
+LOCAL_PATHS = {"slides", "json"}
 
 
 def read_share(
     rank: int, ranks: int, start: Barrier, results: Queue[tuple[float, float, int, int]], given: Any
 ) -> None:
-    """Read what a rank has; put its first and last moment, the patches, and the sum of pixels."""
+    """Read the share of a rank; report its start, its end, the patches and the sum of pixels."""
     os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     import torch
 
@@ -61,7 +61,7 @@ def read_share(
 
 
 def timed(ranks: int, given: argparse.Namespace) -> tuple[float, int]:
-    """Return patches a second of so many ranks together, and the sum of their pixels."""
+    """Return patches per second of all ranks together, and the sum of their pixels."""
     context = get_context("spawn")
     start = context.Barrier(ranks)
     results: Queue[tuple[float, float, int, int]] = context.Queue()
@@ -79,7 +79,7 @@ def timed(ranks: int, given: argparse.Namespace) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("slides", type=Path, nargs="+")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
@@ -103,9 +103,9 @@ def main() -> None:
     one = medians[min(medians)]
     rows = [[str(n), f"{rate:,.0f}", f"{rate / one:.2f}"] for n, rate in medians.items()]
     print_table("data set over GPUs", ["GPUs", "patches/s", "x"], rows)
-    told = {name: str(value) for name, value in vars(given).items() if name not in UNTOLD}
+    recorded = {name: str(value) for name, value in vars(given).items() if name not in LOCAL_PATHS}
     rows_json = [{"gpus": n, "values": runs[n], "median": medians[n]} for n in runs]
-    write_json(given.json, {"options": told, "rows": rows_json})
+    write_json(given.json, {"options": recorded, "rows": rows_json})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Batches of patches by other libraries, each the fastest way that it has.
+"""Batches of patches from other libraries, each in its fastest setup.
 
-Libraries that read one region a call are read by processes (`Workers`), which are forked once,
-before anything touches CUDA, each with a handle of its own; they put pixels right into memory that
-all share, where a loader of PyTorch would send each batch through a new file. cuCIM reads lists of
-regions by threads of its own too (`cucim_batches`).
+Libraries that read one region per call run in processes (`Workers`). These are forked once, before
+CUDA is initialized, and each has its own open slide. They write pixels directly to shared memory,
+whereas a PyTorch loader would send each batch through a new file. cuCIM also reads lists of regions
+with its own threads (`cucim_batches`).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    Place = tuple[int, int]
-    # The turn, the slot, the first patch in it, the places, and whether the device averages.
-    Task = tuple[int, int, int, Sequence[Place], bool]
+    Position = tuple[int, int]
+    # Turn, slot, first patch in the slot, positions, and whether the device averages.
+    Task = tuple[int, int, int, Sequence[Position], bool]
 
-# Patches that a process reads at a time, neighbours where the order has them.
+# Patches that a process reads at a time: neighbours if the order has them.
 PART = 16
-# How long a batch may take before its loader is given up.
+# How long a batch may take before its loader is abandoned.
 PATIENCE_SECONDS = 30
 
 
 class Peer:
-    """Patches of a slide's level 0; it is opened when the first one is read.
+    """Patches of a slide's level 0; the slide is opened on the first read.
 
     Parameters
     ----------
     path : str
         The slide.
     side, factor : int
-        Pixels of a patch, and how many of level 0 one of them spans.
+        Side of a patch in pixels, and the pixels of level 0 that one of them spans.
     """
 
     package = ""
@@ -56,21 +56,21 @@ class Peer:
 
     def __init__(self, path: str, side: int, factor: int) -> None:
         self.path, self.side, self.factor = path, side, factor
-        self._read: Callable[[Place, int], Any] | None = None
+        self._read: Callable[[Position, int], Any] | None = None
 
-    def open(self) -> Callable[[Place, int], Any]:
-        """Open the slide; return what reads (x, y) and a side."""
+    def open(self) -> Callable[[Position, int], Any]:
+        """Open the slide; return a function that reads a square at (x, y)."""
         raise NotImplementedError
 
-    def stored(self, place: Place) -> Any:
-        """Return the pixels of level 0 under a patch, as the library gives them."""
+    def stored(self, position: Position) -> Any:
+        """Return the pixels of level 0 under a patch, as the library returns them."""
         if self._read is None:
             self._read = self.open()
-        return self._read(place, self.side * self.factor)
+        return self._read(position, self.side * self.factor)
 
-    def patch(self, place: Place) -> NDArray[np.uint8]:
+    def patch(self, position: Position) -> NDArray[np.uint8]:
         """Return a patch in RGB, averaged by Pillow."""
-        pixels = self.stored(place)
+        pixels = self.stored(position)
         picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(np.asarray(pixels))
         if self.factor > 1:
             picture = picture.reduce(self.factor)
@@ -78,52 +78,52 @@ class Peer:
 
 
 class ByOpenSlide(Peer):
-    """By openslide-python."""
+    """Patches from openslide-python."""
 
     package = "openslide"
     channels = 4
 
-    def open(self) -> Callable[[Place, int], Any]:
+    def open(self) -> Callable[[Position, int], Any]:
         """Open the slide."""
         slide = import_module("openslide").OpenSlide(self.path)
-        return lambda place, span: slide.read_region(place, 0, (span, span))
+        return lambda position, span: slide.read_region(position, 0, (span, span))
 
 
 class ByFastSlide(Peer):
-    """By FastSlide."""
+    """Patches from FastSlide."""
 
     package = "fastslide"
 
-    def open(self) -> Callable[[Place, int], Any]:
+    def open(self) -> Callable[[Position, int], Any]:
         """Open the slide."""
         slide = import_module("fastslide").FastSlide.from_file_path(self.path)
-        return lambda place, span: slide.read_region(place, 0, (span, span)).numpy()
+        return lambda position, span: slide.read_region(position, 0, (span, span)).numpy()
 
 
 class ByTiffSlide(Peer):
-    """By tiffslide."""
+    """Patches from tiffslide."""
 
     package = "tiffslide"
 
-    def open(self) -> Callable[[Place, int], Any]:
+    def open(self) -> Callable[[Position, int], Any]:
         """Open the slide."""
         slide = import_module("tiffslide").TiffSlide(self.path)
-        return lambda place, span: slide.read_region(place, 0, (span, span), as_array=True)
+        return lambda position, span: slide.read_region(position, 0, (span, span), as_array=True)
 
 
 class ByCuCim(Peer):
-    """By cuCIM."""
+    """Patches from cuCIM."""
 
     package = "cucim"
 
-    def open(self) -> Callable[[Place, int], Any]:
+    def open(self) -> Callable[[Position, int], Any]:
         """Open the slide."""
         slide = import_module("cucim").CuImage(self.path)
-        return lambda place, span: slide.read_region(place, (span, span))
+        return lambda position, span: slide.read_region(position, (span, span))
 
 
 def peers() -> dict[str, type[Peer]]:
-    """Return those whose package is installed."""
+    """Return the peers whose package is installed."""
     kinds = {
         "OpenSlide": ByOpenSlide,
         "tiffslide": ByTiffSlide,
@@ -134,20 +134,20 @@ def peers() -> dict[str, type[Peer]]:
 
 
 class Workers:
-    """Processes that read batches by a peer; they are forked here, and stay until they are closed.
+    """Processes that read batches with a peer, forked on construction.
 
     Parameters
     ----------
     peer : Peer
-        What each of them reads by.
+        The reader of each process.
     batch_size, processes : int
-        Patches of a batch, and how many processes read.
+        Patches per batch, and number of processes.
     """
 
     def __init__(self, peer: Peer, batch_size: int, processes: int) -> None:
         context = multiprocessing.get_context("fork")
         self._peer, self._batch_size = peer, batch_size
-        # Each process has a part to do, and one that waits.
+        # Each process has one part in work and one queued.
         self._slots = 1 + max(1, -(-2 * processes * PART // batch_size))
         span = peer.side * peer.factor
         self._slot = batch_size * span * span * peer.channels
@@ -164,8 +164,10 @@ class Workers:
         for process in self._processes:
             process.start()
 
-    def batches(self, places: Sequence[Place], device: str, *, there: bool) -> Iterator[Tensor]:
-        """Yield batches on a device; averaged there, by it, or by the processes.
+    def batches(
+        self, positions: Sequence[Position], device: str, *, there: bool
+    ) -> Iterator[Tensor]:
+        """Yield batches on a device, averaged by the device or by the processes.
 
         Raises
         ------
@@ -174,15 +176,15 @@ class Workers:
         """
         self._begin()
         groups = [
-            places[first : first + self._batch_size]
-            for first in range(0, len(places), self._batch_size)
+            positions[first : first + self._batch_size]
+            for first in range(0, len(positions), self._batch_size)
         ]
         missing = {number: len(group) for number, group in enumerate(groups)}
         for number in range(min(self._slots, len(groups))):
             self._ask(number, groups[number], there=there)
         for number, group in enumerate(groups):
             while missing[number]:
-                # Slots are asked for in turn: which batch it is, is the next that has this one.
+                # Slots are requested cyclically, so a slot belongs to the next batch that uses it.
                 slot, count, error = self._done()
                 if error:
                     raise RuntimeError(error)
@@ -195,26 +197,26 @@ class Workers:
                 self._ask(number + self._slots, groups[number + self._slots], there=there)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.join()
 
     def _begin(self) -> None:
-        """Have processes drop what an earlier loop did not take."""
+        """Drop the parts that an earlier loop did not take."""
         self._turn.value += 1
         while self._outstanding:
             self._done()
 
-    def _ask(self, number: int, group: Sequence[Place], *, there: bool) -> None:
+    def _ask(self, number: int, group: Sequence[Position], *, there: bool) -> None:
         turn, slot = self._turn.value, number % self._slots
         for first in range(0, len(group), PART):
             self._tasks.put((turn, slot, first, group[first : first + PART], there))
             self._outstanding += 1
 
     def _done(self) -> tuple[int, int, str]:
-        """Wait for a part of a batch; return its slot, how many patches it has, and an error."""
+        """Wait for a part of a batch; return its slot, number of patches, and error."""
         if not self._results.poll(PATIENCE_SECONDS):
             raise TimeoutError(f"{self._peer.package} read nothing for {PATIENCE_SECONDS} s")
         slot, count, error = self._results.recv()
@@ -222,7 +224,7 @@ class Workers:
         return slot, count, error
 
     def _pixels(self, slot: int, *, there: bool) -> NDArray[np.uint8]:
-        """Return a slot as an array; averaged on a device, it has what the library gives."""
+        """Return a slot as an array; if the device averages, with the library's pixels."""
         peer = self._peer
         side, channels = (peer.side * peer.factor, peer.channels) if there else (peer.side, 3)
         shape = self._batch_size, side, side, channels
@@ -230,34 +232,36 @@ class Workers:
         return np.frombuffer(self._memory, np.uint8, count, slot * self._slot).reshape(shape)
 
     def _work(self, results: Connection, lock: Lock) -> None:
-        """Read parts of batches until the process is ended."""
+        """Read parts of batches until the process is stopped."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)
         while True:
-            turn, slot, first, places, there = self._tasks.get()
+            turn, slot, first, positions, there = self._tasks.get()
             error = ""
             try:
                 if turn == self._turn.value:
-                    self._fill(self._pixels(slot, there=there)[first:], places, there=there)
-            except Exception as raised:  # the loop that waits for it tells
+                    self._fill(self._pixels(slot, there=there)[first:], positions, there=there)
+            except Exception as raised:  # the waiting loop reports it
                 error = repr(raised)
             with lock:
-                results.send((slot, len(places), error))
+                results.send((slot, len(positions), error))
 
-    def _fill(self, pixels: NDArray[np.uint8], places: Sequence[Place], *, there: bool) -> None:
+    def _fill(
+        self, pixels: NDArray[np.uint8], positions: Sequence[Position], *, there: bool
+    ) -> None:
         read = self._peer.stored if there else self._peer.patch
-        for index, place in enumerate(places):
-            pixels[index] = np.asarray(read(place))
+        for index, position in enumerate(positions):
+            pixels[index] = np.asarray(read(position))
 
 
 def cucim_batches(
-    peer: Peer, places: Sequence[Place], batch_size: int, threads: int, device: str
+    peer: Peer, positions: Sequence[Position], batch_size: int, threads: int, device: str
 ) -> Iterator[Tensor]:
-    """Yield batches by cuCIM's own threads; on a GPU averaged there, else by as many threads."""
+    """Yield batches read by cuCIM's threads, averaged on the GPU or by as many threads."""
     image = import_module("cucim").CuImage(peer.path)
     span = peer.side * peer.factor
     batches = image.read_region(
-        places, (span, span), batch_size=batch_size, num_workers=threads, prefetch_factor=4
+        positions, (span, span), batch_size=batch_size, num_workers=threads, prefetch_factor=4
     )
 
     def reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

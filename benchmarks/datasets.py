@@ -1,16 +1,18 @@
-"""Time batches of patches for training, at twice the micrometres a pixel, into PyTorch's tensors.
+"""Time batches of training patches at twice the pixel size of level 0, as PyTorch tensors.
 
 Usage: ``python -m benchmarks.datasets [SLIDE] [--devices cpu cuda] [--json OUT]``
 
-A grid of patches, in order and shuffled, and random places: by our `PatchStream` in this process,
-and on the CPU by `PatchStream` and `PatchDataset` in a ``DataLoader`` of so many processes; by
-others as `benchmarks.dataset_readers` says, with as many processes, and by cuCIM's own threads too.
-The loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of each patch. There
-others' pixels are averaged by the processes, or by the GPU, which is given all pixels of level 0.
-Processes are started, and each first batch is taken, before the clock runs. In each round another
-one is first; other libraries read ``--peer-patches``, or what they read in ``--limit`` seconds.
-Beside patches a second stand the milliseconds of processor time that one takes, of all processes,
-which other work on the machine changes less. A slide is made where none is given.
+The patches are a grid, in order and shuffled, and random positions. Our `PatchStream` reads them in
+this process; on the CPU, `PatchStream` and `PatchDataset` also run in a ``DataLoader`` with worker
+processes. Other libraries use as many processes, as `benchmarks.dataset_readers` describes, and
+cuCIM also its own threads. The loop takes each batch (a device tensor on ``cuda``) and adds one
+pixel of each patch. On ``cuda`` the pixels of other libraries are averaged either by their
+processes or by the GPU, which then receives all pixels of level 0.
+
+The clock starts after the processes have started and each first batch has arrived. A different
+loader is first in each round. Other libraries read ``--peer-patches``, or as many as ``--limit``
+seconds allow. Next to patches per second, the table shows the CPU time per patch in all processes,
+which depends less on other work on the machine. Without a slide, one is made.
 """
 
 from __future__ import annotations
@@ -43,77 +45,77 @@ if TYPE_CHECKING:
 
     from benchmarks.dataset_readers import Peer
 
-    # Makes the loader of a turn.
+    # Creates the loader of a turn.
     Maker = Callable[[], Iterator[Any]]
 
 PLACES = ("in order", "shuffled", "at random places")
 CHECKED = 32
-# Paths of the machine say nothing of the figures.
-UNTOLD = {"slide", "folder", "json"}
+# Local paths are irrelevant to the results.
+LOCAL_PATHS = {"slide", "folder", "json"}
 
 
 def main() -> None:
-    """Run it."""
-    given = _arguments()
-    path = given.slide or ensure_slide(given.folder, given.side, "jpeg")
-    kinds = {} if given.alone else peers()
-    readers = {name: kind(str(path), given.size, given.factor) for name, kind in kinds.items()}
-    # Forked before anything touches CUDA, which a forked process can't use.
+    """Run the command line."""
+    args = _arguments()
+    path = args.slide or ensure_slide(args.folder, args.side, "jpeg")
+    kinds = {} if args.alone else peers()
+    readers = {name: kind(str(path), args.size, args.factor) for name, kind in kinds.items()}
+    # Fork before CUDA is initialized: a forked process cannot use it.
     workers = {
-        name: Workers(reader, given.batch, given.processes) for name, reader in readers.items()
+        name: Workers(reader, args.batch, args.processes) for name, reader in readers.items()
     }
     try:
-        measure(path, given, readers, workers)
+        measure(path, args, readers, workers)
     finally:
         for each in workers.values():
             each.close()
 
 
 def measure(
-    path: Path, given: argparse.Namespace, readers: dict[str, Peer], workers: dict[str, Workers]
+    path: Path, args: argparse.Namespace, readers: dict[str, Peer], workers: dict[str, Workers]
 ) -> None:
-    """Time all loaders at all places; write the figures."""
+    """Time all loaders on all sets of positions; write the results."""
     with open_slide(path) as slide:
-        mpp = coarser_mpp(slide, given.factor)
-        last = np.array(slide.dimensions) - given.size * given.factor
-    grid = Patches.grid([path], given.size, mpp=mpp)
-    grid = grid[(grid.locations <= last).all(axis=1)][: given.patches]
+        mpp = coarser_mpp(slide, args.factor)
+        last = np.array(slide.dimensions) - args.size * args.factor
+    grid = Patches.grid([path], args.size, mpp=mpp)
+    grid = grid[(grid.locations <= last).all(axis=1)][: args.patches]
     anywhere = np.random.default_rng(1).integers(last + 1, size=(len(grid), 2)).tolist()
-    random = Patches.at({path: anywhere}, given.size, mpp=mpp)
-    options = {name: str(value) for name, value in vars(given).items() if name not in UNTOLD}
+    random = Patches.at({path: anywhere}, args.size, mpp=mpp)
+    options = {name: str(value) for name, value in vars(args).items() if name not in LOCAL_PATHS}
     figures: dict[str, Any] = {"options": options, "rows": []}
-    devices = given.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+    devices = args.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     for device in devices:
-        for places in given.places:
-            patches = random if places == PLACES[2] else grid
-            shuffle = places == PLACES[1]
+        for positions in args.positions:
+            patches = random if positions == PLACES[2] else grid
+            shuffle = positions == PLACES[1]
             chosen = np.arange(len(patches))
             if shuffle:
                 chosen = np.random.default_rng(0).permutation(chosen)
-            found = our_makers(patches, chosen, given, device, shuffle=shuffle)
-            theirs = patches.locations[chosen[: given.peer_patches]].tolist()
-            found |= their_makers(theirs, given, device, readers, workers)
-            figures["rows"] += compare(f"{device}, {places}", found, given, device)
+            found = our_makers(patches, chosen, args, device, shuffle=shuffle)
+            theirs = patches.locations[chosen[: args.peer_patches]].tolist()
+            found |= their_makers(theirs, args, device, readers, workers)
+            figures["rows"] += compare(f"{device}, {positions}", found, args, device)
     figures["differences"] = differences(grid, readers)
-    write_json(given.json, figures)
+    write_json(args.json, figures)
 
 
 def our_makers(
     patches: Patches,
     chosen: NDArray[np.int64],
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     device: str,
     *,
     shuffle: bool,
 ) -> dict[str, Maker]:
-    """Return what makes each of our loaders."""
+    """Return the factories of our loaders."""
 
     def stream(on: str) -> PatchStream:
-        return PatchStream(patches, given.batch, shuffle=shuffle, device=on)
+        return PatchStream(patches, args.batch, shuffle=shuffle, device=on)
 
     if device != "cpu":
         return {"ours, threads": lambda: iter(stream(device))}
-    loading = {"num_workers": given.processes, "multiprocessing_context": "fork"}
+    loading = {"num_workers": args.processes, "multiprocessing_context": "fork"}
     data = PatchDataset(patches[chosen])
     return {
         "ours, threads": lambda: iter(stream("cpu")),
@@ -121,49 +123,49 @@ def our_makers(
             DataLoader(stream("cpu"), batch_size=None, **loading)
         ),
         "ours, by index in processes": lambda: iter(
-            DataLoader(data, given.batch, collate_fn=data.collate, **loading)
+            DataLoader(data, args.batch, collate_fn=data.collate, **loading)
         ),
     }
 
 
 def their_makers(
-    places: Sequence[tuple[int, int]],
-    given: argparse.Namespace,
+    positions: Sequence[tuple[int, int]],
+    args: argparse.Namespace,
     device: str,
     readers: dict[str, Peer],
     workers: dict[str, Workers],
 ) -> dict[str, Maker]:
-    """Return what makes each of others' loaders."""
+    """Return the factories of the other libraries' loaders."""
     found: dict[str, Maker] = {}
     for name, by in workers.items():
-        found[f"{name}, processes"] = partial(by.batches, places, device, there=False)
+        found[f"{name}, processes"] = partial(by.batches, positions, device, there=False)
         if device != "cpu":
             found[f"{name}, processes, averaged there"] = partial(
-                by.batches, places, device, there=True
+                by.batches, positions, device, there=True
             )
     if "cuCIM" in readers:
         found["cuCIM, threads"] = partial(
-            cucim_batches, readers["cuCIM"], places, given.batch, given.processes, device
+            cucim_batches, readers["cuCIM"], positions, args.batch, args.processes, device
         )
     return found
 
 
 def compare(
-    title: str, found: dict[str, Maker], given: argparse.Namespace, device: str
+    title: str, found: dict[str, Maker], args: argparse.Namespace, device: str
 ) -> list[dict[str, Any]]:
-    """Time loaders in turn; return patches a second of each."""
+    """Time loaders alternately; return patches per second of each."""
     rows: dict[str, dict[str, Any]] = {
         name: {"case": title, "loader": name, "values": [], "cpu_ms": []} for name in found
     }
     names = list(found)
-    for number in range(given.rounds):
+    for number in range(args.rounds):
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
-            if number >= given.peer_rounds and "ours" not in name:
+            if number >= args.peer_rounds and "ours" not in name:
                 continue
             try:
-                rate, cost = timed(found[name], given.limit, device)
-            except Exception as error:  # who can't do it does not end the others' turns
+                rate, cost = timed(found[name], args.limit, device)
+            except Exception as error:  # a failing loader must not stop the others
                 print(f"MISSING {title}, {name}: {error!r}", flush=True)
             else:
                 rows[name]["values"].append(round(rate, 1))
@@ -190,7 +192,7 @@ def compare(
 
 
 def timed(make: Maker, limit: float, device: str) -> tuple[float, float]:
-    """Return patches a second that a loader hands out after its first batch, and CPU ms of each.
+    """Return patches per second after a loader's first batch, and CPU milliseconds per patch.
 
     The clock stops at its last batch, or at the first one after the limit.
     """
@@ -215,10 +217,10 @@ def timed(make: Maker, limit: float, device: str) -> tuple[float, float]:
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process and its children, those that ended included."""
+    """Return the CPU time of this process and its children, including finished ones."""
     ticks = 0
     for child in multiprocessing.active_children():
-        # Behind the name in parentheses: utime and stime are fields 14 and 15 of all.
+        # utime and stime are fields 14 and 15; the name in parentheses may contain spaces.
         fields = Path(f"/proc/{child.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     ended = os.times()
@@ -227,20 +229,20 @@ def cpu_seconds() -> float:
 
 
 def use(batch: Any, device: str) -> tuple[Tensor, int]:
-    """Have a batch on a device; return the sum of one pixel of each patch, and their number."""
+    """Move a batch to a device; return the sum of one pixel per patch, and their number."""
     pixels = batch if isinstance(batch, torch.Tensor) else batch[0]
     pixels = pixels.to(device, non_blocking=True)
     return pixels[:, :, 0, 0].sum(dtype=torch.int64), len(pixels)
 
 
 def differences(patches: Patches, readers: dict[str, Peer]) -> dict[str, int]:
-    """Compare the first patches of others with ours; return the largest differences."""
+    """Compare the peers' first patches with ours; return the largest differences."""
     few = patches[:CHECKED]
     stream = PatchStream(few, len(few))
     ours = next(iter(stream))[0].permute(0, 2, 3, 1).numpy().astype(int)
     found = {}
     for name, peer in readers.items():
-        theirs = np.stack([peer.patch(place) for place in few.locations.tolist()])
+        theirs = np.stack([peer.patch(position) for position in few.locations.tolist()])
         found[name] = int(np.abs(ours - theirs).max())
     print_table(
         "largest difference from ours", ["reader", ""], [[k, str(v)] for k, v in found.items()]
@@ -256,7 +258,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--factor", type=int, default=2, help="pixels of level 0 across one")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--patches", type=int, default=1 << 20, help="take only so many")
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
+    parser.add_argument("--positions", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-rounds", type=int, default=99, help="at most")
     parser.add_argument("--peer-patches", type=int, default=2048)

@@ -1,11 +1,11 @@
-"""From a movement of the camera to an exact frame, in a real napari window: ours and blocking.
+"""Time a real napari window from a movement of the camera to an exact frame: ours and blocking.
 
-Usage: ``python -m benchmarks display [--slide FILE --devices cpu cuda --windows 1920x1200
+Usage: ``python -m benchmarks.display [--slide FILE --devices cpu cuda --windows 1920x1200
 --seconds 30 --repeats 30 --rounds 1 --json FILE]``
 
-Each mode, device and window has a process of its own (`displaying.py`) for so many seconds and a
-few more to start; modes take turns, another one first in each round. ``ours`` is opened by the
-plugin, ``blocking`` are the same levels added as they are, which napari slices synchronously.
+Each mode, device and window size runs in its own process (`displaying.py`) for the given seconds.
+Modes alternate, a different one first in each round. In ``ours`` the plugin opens the slide; in
+``blocking`` the same levels are added as they are, and napari slices them synchronously.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ SIDE = 65536
 STARTING_SECONDS = 120
 SCREEN = "3840x2160x24"
 SHARES = (50, 95)
-# Of a series, what is put together over rounds, and what its table shows.
+# Figures of a series that are joined over rounds, and the columns of its table.
 TIMES = ("first_ms", "exact_ms", "slice_ms", "draw_ms")
 COLUMNS = ("first p50", "p95", "exact p50", "p95", "slice p50", "p95", "draw p50", "p95")
 
 Figures = dict[str, Any]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the command line may say."""
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Time a napari window until frames are exact.")
     parser.add_argument("--slide", type=Path, help="by default one that is made")
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are kept")
     parser.add_argument("--side", type=int, default=SIDE, help="of the slide that is made")
@@ -53,25 +54,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--frames", type=Path, help="write last frames into this folder, as PNG")
     parser.add_argument("--json", type=output_file, help="write all figures to this file")
+    return run(parser.parse_args())
 
 
-def run(given: argparse.Namespace) -> int:
-    """Run all processes, print tables; return 1 if a frame is never or wrongly exact."""
+def run(args: argparse.Namespace) -> int:
+    """Run all processes and print tables; return 1 if a frame is wrong or never exact."""
     ensure_display(SCREEN)
-    slide = given.slide or ensure_slide(given.folder, given.side, "jpeg")
-    devices = given.devices or (["cpu", "cuda"] if find_driver().devices else ["cpu"])
+    slide = args.slide or ensure_slide(args.folder, args.side, "jpeg")
+    devices = args.devices or (["cpu", "cuda"] if find_driver().devices else ["cpu"])
     runs: list[Figures] = []
-    for turn in range(given.rounds):
-        first = turn % len(given.modes)
+    for turn in range(args.rounds):
+        first = turn % len(args.modes)
         for device in devices:
-            for window in given.windows:
-                for mode in [*given.modes[first:], *given.modes[:first]]:
-                    print(f"Round {turn + 1} of {given.rounds}: {mode}, {device} ...", flush=True)
-                    runs.append(displayed(given, mode, device, window, slide))
+            for window in args.windows:
+                for mode in [*args.modes[first:], *args.modes[:first]]:
+                    print(f"Round {turn + 1} of {args.rounds}: {mode}, {device} ...", flush=True)
+                    runs.append(displayed(args, mode, device, window, slide))
     tables = summary(runs)
     report(tables)
-    record = {"slide": slide.name, "seconds": given.seconds, "repeats": given.repeats}
-    write_json(given.json, {**record, "summary": tables, "runs": runs})
+    record = {"slide": slide.name, "seconds": args.seconds, "repeats": args.repeats}
+    write_json(args.json, {**record, "summary": tables, "runs": runs})
     wrong = [
         f"{run['mode']}, {run['device']}: {name}"
         for run in runs
@@ -84,27 +86,27 @@ def run(given: argparse.Namespace) -> int:
 
 
 def displayed(
-    given: argparse.Namespace, mode: str, device: str, window: tuple[int, int], slide: Path
+    args: argparse.Namespace, mode: str, device: str, window: tuple[int, int], slide: Path
 ) -> Figures:
     """Run one mode in a fresh process."""
     with TemporaryDirectory() as folder:
         result = Path(folder) / "display.json"
         words: list[object] = [mode, "--slide", slide, "--device", device, "--json", result]
-        words += ["--window", *window, "--zooms", *given.zooms]
-        words += ["--seconds", given.seconds, "--repeats", given.repeats]
-        words += ["--series", *given.series] if given.series else []
-        if given.frames is not None:
-            frames = given.frames / f"{mode}-{device}-{window[0]}x{window[1]}"
+        words += ["--window", *window, "--zooms", *args.zooms]
+        words += ["--seconds", args.seconds, "--repeats", args.repeats]
+        words += ["--series", *args.series] if args.series else []
+        if args.frames is not None:
+            frames = args.frames / f"{mode}-{device}-{window[0]}x{window[1]}"
             frames.mkdir(parents=True, exist_ok=True)
             words += ["--frames", frames]
-        patience = 2 * given.seconds + STARTING_SECONDS
+        patience = 2 * args.seconds + STARTING_SECONDS
         run_part(PART, [str(word) for word in words], patience, gpu=device != "cpu")
         figures: Figures = json.loads(result.read_text(encoding="utf-8"))
     return {"window": list(window), **figures}
 
 
 def summary(runs: list[Figures]) -> list[Figures]:
-    """Return p50 and p95 of each series, of all rounds together."""
+    """Return p50 and p95 of each series over all rounds."""
     rows: dict[tuple[Any, ...], list[Figures]] = {}
     for run in runs:
         for name, row in run["series"].items():
@@ -135,7 +137,7 @@ def _together(rows: list[Figures]) -> Figures:
 
 
 def report(tables: list[Figures]) -> None:
-    """Print a table of each device and window."""
+    """Print a table for each device and window."""
     for device, window in sorted({(row["device"], tuple(row["window"])) for row in tables}):
         rows = [row for row in tables if row["device"] == device and row["window"] == list(window)]
         moved = [
@@ -171,3 +173,7 @@ def _size(text: str) -> tuple[int, int]:
     if not (width.isdecimal() and height.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text} is not like 1920x1200")
     return int(width), int(height)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,10 +1,10 @@
 """Move the camera of one real viewer, and time it until its pixels are exact.
 
 Usage: ``python -m benchmarks.displaying MODE --slide FILE --device D --window W H --seconds S
---repeats N --json FILE``; `display.py` runs this in processes of their own.
+--repeats N --json FILE``; `display.py` runs this in separate processes.
 
-A frame counts as exact when its own pixels are: after every draw, rows of the canvas are read back
-and compared with what `Slide.read_region` has there. Neither napari nor the plugin is asked.
+A frame counts as exact if its own pixels are: after every draw, rows of the canvas are read back
+and compared with `Slide.read_region`, independently of what napari and the plugin report.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from benchmarks.stage import open_viewer, scene_canvas, settle
 from benchmarks.walking import Pose, add_slide, go_to
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device.verify import TOLERANCES
-from napari_wsigpu.viewer.arrival import furnish
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.progressive import display_of
+from napari_wsigpu.viewer.drawing.progressive import display_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.session.new_slides import complete_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ EDGE = 0.05
 WARM_SECONDS = 4.0
 PATIENCE = 5.0
 PAN = "pan"
-PAN_SECONDS = 2.0  # in less, whatever else the machine does tells more than who draws
+PAN_SECONDS = 2.0  # in less time, other load on the machine matters more than the drawing
 PAN_STEP = 16
 LOOK_EVERY = 5
 NOTCH = 1.15
@@ -61,14 +61,14 @@ TO_HOST = 2
 
 
 class Frame(NamedTuple):
-    """One drawn frame, by the `Clock`: from the draw's begin until the card has finished."""
+    """One drawn frame in `Clock` time, from the start of the draw until the card has finished."""
 
     begin: float
     end: float
 
 
 class Move(NamedTuple):
-    """What came of one movement of the camera; seconds, None where it was never exact."""
+    """The timing of one movement of the camera in seconds; None if it was never exact."""
 
     first: float
     exact: float | None
@@ -76,16 +76,16 @@ class Move(NamedTuple):
 
 
 class Truth:
-    """What the canvas shall show, by reading the slide.
+    """The expected content of the canvas, read from the slide.
 
     Parameters
     ----------
     slide : Slide
-        Opened for this alone, on the device that decodes for the viewer.
+        A separate slide on the device that decodes for the viewer.
     size : tuple of int
         Width and height of the canvas in pixels.
     tolerance : int
-        What samples may differ by.
+        Largest difference of a sample that counts as equal.
     """
 
     def __init__(self, slide: Slide, size: tuple[int, int], tolerance: int) -> None:
@@ -94,10 +94,10 @@ class Truth:
         self._tolerance = tolerance
 
     def rows(self, pose: Pose, rows: Sequence[int]) -> tuple[Pixels, NDArray[np.bool_]]:
-        """Return pixels of the canvas at some rows, and which of them are certain.
+        """Return the expected pixels of some rows of the canvas, and a mask of the certain ones.
 
-        Not certain is what lies outside the slide, or so near to the edge of a level's pixel that
-        the graphics card may choose either.
+        Pixels outside the slide are uncertain, and so are those so close to the edge of a level's
+        pixel that the graphics card may choose either side.
         """
         level = self._level(pose)
         (width, height), (canvas_width, canvas_height) = self._slide.dimensions, self._size
@@ -115,7 +115,7 @@ class Truth:
         return part[:, x - x[0], :3], sure_y[:, None] & sure_x
 
     def agrees(self, shown: Pixels, expected: tuple[Pixels, NDArray[np.bool_]]) -> bool:
-        """Whether what is shown is what is expected, wherever that is certain."""
+        """Return whether the shown pixels equal the expected ones wherever these are certain."""
         pixels, sure = expected
         differ = np.abs(shown.astype(np.int16) - pixels).max(axis=2) > self._tolerance
         return not (differ & sure).any()
@@ -134,44 +134,44 @@ class Truth:
 def _sampled(
     places: Sequence[int], size: int, middle: float, zoom: float, factor: float
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which pixel of a level is at places of the canvas, and where that is certain."""
+    """Return the pixels of a level at positions of the canvas, and a mask of the certain ones."""
     at = ((np.asarray(places) + 0.5 - size / 2) / zoom + middle + 0.5) / factor
     whole = np.floor(at)
     return whole.astype(np.int64), (at - whole > EDGE) & (at - whole < 1 - EDGE)
 
 
 class Clock:
-    """Time without what the benchmark itself takes."""
+    """A clock that excludes the time of the benchmark itself."""
 
     def __init__(self) -> None:
         self.measuring = 0.0
 
     def now(self) -> float:
-        """Return seconds."""
+        """Return the time in seconds."""
         return time.perf_counter() - self.measuring
 
 
 class Canvas:
-    """Watches what a viewer draws.
+    """Record the frames that a viewer draws.
 
     Parameters
     ----------
     viewer : Viewer
         Its window is open.
     clock : Clock
-        Told what looking takes.
+        Excludes the time of the inspection.
 
     Attributes
     ----------
     frames : list of Frame
-        Since it was emptied.
-    look : callable
-        Called after each frame; what it takes is not counted.
+        Frames since it was last emptied.
+    on_frame : callable
+        Called after each frame; its time is excluded.
     """
 
     def __init__(self, viewer: Viewer, clock: Clock) -> None:
         self.frames: list[Frame] = []
-        self.look: Callable[[], None] = lambda: None
+        self.on_frame: Callable[[], None] = lambda: None
         self._clock = clock
         self._canvas = scene_canvas(viewer)
         self._begin = 0.0
@@ -186,12 +186,12 @@ class Canvas:
 
     @property
     def renderer(self) -> str:
-        """Who draws, as OpenGL says."""
+        """Name of the OpenGL renderer."""
         self._canvas.set_current()
         return str(gl.glGetParameter(gl.GL_RENDERER))
 
     def read(self, rows: Sequence[int]) -> Pixels:
-        """Return some rows of what is drawn; only while drawing."""
+        """Return some rows of the frame; call this only while drawing."""
         width, height = self.size
         if len(rows) == height:
             return np.asarray(gloo.read_pixels((0, 0, width, height)))[..., :3]
@@ -205,19 +205,19 @@ class Canvas:
         self._canvas.context.finish()
         self.frames.append(Frame(self._begin, self._clock.now()))
         begin = time.perf_counter()
-        self.look()
+        self.on_frame()
         self._clock.measuring += time.perf_counter() - begin
 
 
 class Bytes:
-    """Counts pixels on their way to the screen, by the calls that the plugin and vispy copy with.
+    """Count the bytes that the plugin and vispy copy on the way to the screen.
 
-    The viewer is open: vispy chooses its OpenGL functions then.
+    The viewer must be open, because vispy chooses its OpenGL functions when it opens.
 
     Attributes
     ----------
     counts : bool
-        Whether to count just now; what the benchmark itself reads shall not be.
+        Whether to count now; reads by the benchmark itself are not counted.
     to_host : int
         Bytes copied from a CUDA device to the host.
     to_texture : int
@@ -252,7 +252,7 @@ class Bytes:
 
 
 class Stage:
-    """One viewer with one slide, and all that watches them."""
+    """One viewer with one slide, and the instruments that observe them."""
 
     def __init__(self, mode: str, path: Path, device: str, window: tuple[int, int]) -> None:
         get_settings().experimental.async_ = False
@@ -263,16 +263,18 @@ class Stage:
         begin = time.perf_counter()
         self.layer: Image = add_slide(self.viewer, mode, path)
         self.opening = time.perf_counter() - begin
-        self.layer.interpolation2d = "nearest"  # the canvas shows stored pixels, to be compared
+        self.layer.interpolation2d = "nearest"  # show stored pixels, which can be compared
         slide = slide_of(self.layer)
         assert slide is not None
         self.slide: Slide = slide
         self.slide.device = device
         settle(0.5)
-        furnish(self.viewer)  # now, and not while it is timed
+        complete_view(self.viewer)  # start it now rather than while timing
         for dock in self.viewer.window._qt_window.findChildren(QDockWidget):
             dock.hide()
-        self.viewer.canvas.overlays.scale_bar.visible = False  # nothing but pixels, to be compared
+        self.viewer.canvas.overlays.scale_bar.visible = (
+            False  # draw only pixels, which can be compared
+        )
         settle(0.5)
         self.canvas = Canvas(self.viewer, self.clock)
         height = self.canvas.size[1]
@@ -284,7 +286,7 @@ class Stage:
         )
 
     def warm_up(self, seconds: float) -> None:
-        """Jump about until devices have started and ways of decoding were tried."""
+        """Jump around until devices have started and decoders have been measured."""
         end = time.perf_counter() + seconds
         for pose in jumps(self.slide, 1.0, seed=1):
             self.slide.clear_cache()
@@ -298,26 +300,26 @@ class Stage:
         go_to(self.viewer, self.layer, pose)
 
     def move(self, pose: Pose) -> Move:
-        """Move the camera, and wait until what is drawn is exact."""
+        """Move the camera, and wait until the drawn frame is exact."""
         expected = self.truth.rows(pose, self.rows)
         settle(0.03)
         loop = QEventLoop()
         exact: list[float] = []
 
-        def look() -> None:
+        def on_frame() -> None:
             if not exact and self.truth.agrees(self.canvas.read(self.rows), expected):
                 exact.append(self.canvas.frames[-1].end)
                 loop.quit()
 
         self.canvas.frames.clear()
-        self.canvas.look = look
+        self.canvas.on_frame = on_frame
         QTimer.singleShot(round(PATIENCE * 1e3), loop.quit)
         self.bytes.counts = True
         begin = self.clock.now()
         self.go_to(pose)
         loop.exec()
         self.bytes.counts = False
-        self.canvas.look = lambda: None
+        self.canvas.on_frame = lambda: None
         frames = self.canvas.frames
         first = frames[0].end - begin if frames else PATIENCE
         return Move(first, exact[0] - begin if exact else None, len(frames))
@@ -326,11 +328,11 @@ class Stage:
         """Return whether a frame is exact in each pixel of the canvas, and the frame."""
         rows = range(self.canvas.size[1])
         read: list[Pixels] = []
-        self.canvas.look = lambda: read.append(self.canvas.read(rows))
+        self.canvas.on_frame = lambda: read.append(self.canvas.read(rows))
         scene_canvas(self.viewer).update()
         while not read:
             settle(0.02)
-        self.canvas.look = lambda: None
+        self.canvas.on_frame = lambda: None
         return self.truth.agrees(read[-1], self.truth.rows(pose, rows)), read[-1]
 
     def pan(self, zoom: float, seconds: float) -> dict[str, Any]:
@@ -339,13 +341,13 @@ class Stage:
         place = Pose(zoom, 0.3 * height + 0.25, 0.3 * width + 0.25)
         looked: list[tuple[Pose, Pixels]] = []
 
-        def look() -> None:
+        def on_frame() -> None:
             if len(self.canvas.frames) % LOOK_EVERY == 0:
                 looked.append((place, self.canvas.read(self.rows)))
 
         self.slide.clear_cache()
         self.canvas.frames.clear()
-        self.canvas.look = look
+        self.canvas.on_frame = on_frame
         before = self.bytes.to_host, self.bytes.to_texture
         self.bytes.counts = True
         begin = self.clock.now()
@@ -358,7 +360,7 @@ class Stage:
             QApplication.processEvents()
         passed = self.clock.now() - begin
         self.bytes.counts = False
-        self.canvas.look = lambda: None
+        self.canvas.on_frame = lambda: None
         drawn = len(self.canvas.frames)
         exact = [self.truth.agrees(seen, self.truth.rows(at, self.rows)) for at, seen in looked]
         return {
@@ -373,7 +375,7 @@ class Stage:
 
 
 def jumps(slide: Slide, zoom: float, seed: int = 3) -> Iterator[Pose]:
-    """Yield random places, without end."""
+    """Yield random positions endlessly."""
     chance = random.Random(seed)
     width, height = slide.dimensions
     while True:
@@ -382,7 +384,7 @@ def jumps(slide: Slide, zoom: float, seed: int = 3) -> Iterator[Pose]:
 
 
 def steps(slide: Slide, zoom: float, step: int) -> Iterator[Pose]:
-    """Yield places so many pixels of the canvas further down and right each time."""
+    """Yield positions that move down and right by a number of canvas pixels."""
     width, height = slide.dimensions
     y, x = int(0.3 * height) + 0.25, int(0.3 * width) + 0.25
     while True:
@@ -392,7 +394,7 @@ def steps(slide: Slide, zoom: float, step: int) -> Iterator[Pose]:
 
 
 def wheel(slide: Slide, zoom: float) -> Iterator[Pose]:
-    """Yield one notch after the other, out and in again, at a place that is another each time."""
+    """Yield wheel notches, out and in again, at a new position each time."""
     for place in jumps(slide, zoom, seed=5):
         for notch in cycle([*range(NOTCHES), *range(NOTCHES, 0, -1)]):
             yield place._replace(zoom=zoom * NOTCH**-notch)
@@ -411,7 +413,7 @@ SERIES: dict[str, Callable[[Slide, float], Iterator[Pose]]] = {
 def series(
     stage: Stage, name: str, zoom: float, repeats: int, until: float, frames: Path | None
 ) -> dict[str, Any]:
-    """Move again and again; stop at so many repeats or at a time by `time.perf_counter`."""
+    """Repeat movements up to a number, or until a time of `time.perf_counter`."""
     stage.slide.clear_cache()
     poses = SERIES[name](stage.slide, zoom)
     stage.move(next(poses))
@@ -448,14 +450,14 @@ def _ms(seconds: list[float]) -> list[float]:
     return [round(second * 1e3, 2) for second in seconds]
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Run all series, and return what they took."""
-    stage = Stage(given.mode, given.slide, given.device, tuple(given.window))
-    stage.warm_up(min(WARM_SECONDS, given.seconds / 4))
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Run all series, and return their timings."""
+    stage = Stage(args.mode, args.slide, args.device, tuple(args.window))
+    stage.warm_up(min(WARM_SECONDS, args.seconds / 4))
     loops = [loop_ms()]
-    wanted = [(name, zoom) for zoom in given.zooms for name in given.series]
+    wanted = [(name, zoom) for zoom in args.zooms for name in args.series]
     figures: dict[str, Any] = {}
-    end = time.perf_counter() + given.seconds
+    end = time.perf_counter() + args.seconds
     for done, (name, zoom) in enumerate(wanted):
         share = (end - time.perf_counter()) / (len(wanted) - done)
         if name == PAN:
@@ -463,13 +465,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         else:
             until = time.perf_counter() + share
             figures[f"{name} {zoom:g}"] = series(
-                stage, name, zoom, given.repeats, until, given.frames
+                stage, name, zoom, args.repeats, until, args.frames
             )
     loops.append(loop_ms())
     display = display_of(stage.layer)
     record = {
-        "mode": given.mode,
-        "device": given.device,
+        "mode": args.mode,
+        "device": args.device,
         "canvas": stage.canvas.size,
         "renderer": stage.canvas.renderer,
         "interop": str(getattr(display, "interop", "none")),
@@ -495,9 +497,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--frames", type=Path, help="write each series' last frame here, as PNG")
     parser.add_argument("--json", type=Path, required=True)
-    given = parser.parse_args()
-    figures = measure(given)
-    given.json.write_text(json.dumps(figures), encoding="utf-8")
+    args = parser.parse_args()
+    figures = measure(args)
+    args.json.write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

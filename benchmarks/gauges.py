@@ -1,4 +1,4 @@
-"""What a user feels of a viewer: slices, stalls of the main thread, and what frames show."""
+"""Measure the responsiveness of a viewer: slices, stalls of the main thread, and frames."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ INSET = 2
 
 
 class Span(NamedTuple):
-    """Something that kept the main thread.
+    """A period during which the main thread was busy.
 
     Attributes
     ----------
-    begin : float
-        By `time.perf_counter`.
+    start : float
+        Time of `time.perf_counter`.
     seconds : float
-        How long, without what the benchmark itself took.
+        Duration, without the time of the benchmark itself.
     collecting : float
-        Seconds of these that Python collected garbage.
+        Seconds of garbage collection within it.
     """
 
-    begin: float
+    start: float
     seconds: float
     collecting: float = 0.0
 
 
 class CollectionClock:
-    """Times Python's garbage collections, which stop all threads.
+    """Time Python's garbage collections, which stop all threads.
 
     Attributes
     ----------
     seconds : float
-        All so far.
+        Total so far.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ class CollectionClock:
 
 
 class SliceClock:
-    """Times slices for display in the main thread, from the outermost call on.
+    """Time slices for display in the main thread, at the outermost call.
 
     Parameters
     ----------
     collections : CollectionClock
-        Tells how much of it is garbage collection.
+        Provides the share of garbage collection.
 
     Attributes
     ----------
     slices : list of Span
-        All so far.
+        Total so far.
     """
 
     def __init__(self, collections: CollectionClock) -> None:
@@ -107,19 +107,19 @@ class SliceClock:
 
 
 class Heartbeat:
-    """A timer of 1 ms in the main thread: the gaps between its beats are stalls.
+    """A 1 ms timer in the main thread; the gaps between its beats are stalls.
 
     Parameters
     ----------
     collections : CollectionClock
-        Tells how much of a gap is garbage collection.
+        Provides the share of garbage collection.
 
     Attributes
     ----------
     gaps : list of Span
-        All since the start.
+        All gaps since the start.
     measuring : float
-        Seconds that the benchmark itself has kept the main thread; whoever does, adds to it.
+        Seconds that the benchmark itself has used in the main thread; its code adds to this.
     """
 
     def __init__(self, collections: CollectionClock) -> None:
@@ -132,12 +132,12 @@ class Heartbeat:
         self._timer.timeout.connect(self._beat)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the timer."""
         self._last = (time.perf_counter(), self.measuring, self._collections.seconds)
         self._timer.start(1)
 
     def stop(self) -> None:
-        """Note the last gap, and beat no more."""
+        """Record the last gap and stop the timer."""
         self._beat()
         self._timer.stop()
 
@@ -149,16 +149,16 @@ class Heartbeat:
 
 
 class Frame(NamedTuple):
-    """One drawn frame that the slide lies in.
+    """One drawn frame that contains the slide.
 
     Attributes
     ----------
     time : float
-        When it was drawn, by `time.perf_counter`.
+        Time of drawing (`time.perf_counter`).
     blank : float
-        Share of the canvas that lies inside the slide and shows the background.
+        Share of the canvas inside the slide that shows the background.
     shown : bool
-        Whether any of the slide is seen.
+        Whether any part of the slide is visible.
     """
 
     time: float
@@ -167,23 +167,23 @@ class Frame(NamedTuple):
 
 
 class FrameLog:
-    """Reads every frame back after it was drawn, and looks for blank places in it.
+    """Read every frame back after it was drawn, and find its blank areas.
 
-    What drawing takes is waited for first, so that only the reading counts as measuring.
+    Drawing is finished first, so that only the reading counts as measuring.
 
     Parameters
     ----------
     viewer : Viewer
-        Its canvas is watched; its first layer is the slide.
+        Its first layer is the slide.
     heartbeat : Heartbeat
-        Told of the time that this takes.
+        Excludes the time of the reading.
     film : callable, optional
-        Given each frame and its pixels.
+        Called with each frame and its pixels.
 
     Attributes
     ----------
     frames : list of Frame
-        Since there is a layer.
+        Frames since the first layer was added.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class FrameLog:
         self._canvas.events.draw.connect(self._on_draw, position="last")
 
     def blank_between(self, begin: float, end: float) -> float:
-        """Return how much of the canvas was blank on average, each frame until the next one."""
+        """Return the average blank share of the canvas over time."""
         moments = [frame.time for frame in self.frames]
         until = [*moments[1:], end]
         shares = [
@@ -227,7 +227,7 @@ class FrameLog:
         self._heartbeat.measuring += time.perf_counter() - begin
 
     def _slide_on_canvas(self, width: int, height: int) -> list[int]:
-        """Return left, top, right, bottom of the slide in pixels of the canvas, and in it."""
+        """Return left, top, right and bottom of the visible slide in canvas pixels."""
         camera = self._viewer.scene.camera
         centre, middle = np.array(camera.center[-2:]), np.array((height, width)) / 2
         (top, left), (bottom, right) = (

@@ -1,11 +1,11 @@
-"""Time JPEG 2000 tiles: our kernels, nvJPEG2000, the cores, and slides read through `open_slide`.
+"""Time JPEG 2000 tiles: our kernels, nvJPEG2000, CPU decoders, and slides read with `open_slide`.
 
 Usage: ``python -m benchmarks.jpeg2000 [SLIDE ...] [--tiles N ...] [--whole] [--json OUT]``.
 
-Needs a CUDA device. Batches: the bytes are in page-locked memory; the pixels come to the device,
-those of the cores to the host. A slide of fewer tiles than that has them repeated. ``--whole`` also
-reads each slide by a device: a view, the whole level, random patches, and compares with the CPU.
-Without a slide, a synthetic one of 256² tiles is made.
+Needs a CUDA device. The encoded bytes of a batch are in page-locked memory. GPU decoders write
+pixels to the device, CPU decoders to the host. If a slide has too few tiles, they are repeated.
+``--whole`` also reads each slide with a device (a view, the whole level, random patches) and
+compares it with the CPU. Without a slide, a synthetic one with tiles of 256 x 256 is made.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
-from napari_wsigpu.gpu.jpeg2000.decoder import programs
-from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe_for
+from napari_wsigpu.gpu.jpeg2000.form_decoder import programs
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_tiles import Jpeg2000Tiles
 from napari_wsigpu.slide import runtime
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ROUNDS, WARM_UP = 7, 2
 VIEW, PATCH, PATCHES, AT_ONCE, COMPARED = 2048, 256, 8192, 256, 3600
-# What nvImageCodec takes for a device where all is done by the CPU.
+# nvImageCodec's device number for decoding on the CPU only.
 NO_DEVICE = -99999
 
 
@@ -55,33 +55,33 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--whole", action="store_true", help="read whole slides too")
     parser.add_argument("--folder", type=Path, default=SLIDES, help="folder for the synthetic one")
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args(arguments)
-    paths = given.slides or [ensure_slide(given.folder, 16384, "jpeg2000", 256)]
+    args = parser.parse_args(arguments)
+    paths = args.slides or [ensure_slide(args.folder, 16384, "jpeg2000", 256)]
     device = runtime.default().devices.worker(0).device
     begin = time.perf_counter()
     device.compile(*programs())
     figures: dict[str, Any] = {"compile_s": round(time.perf_counter() - begin, 2)}
     print(f"The kernels were compiled, or loaded, in {figures['compile_s']} s.")
-    rows = [row for path in paths for count in given.tiles for row in batches(path, count)]
+    rows = [row for path in paths for count in args.tiles for row in batches(path, count)]
     figures["batches"] = rows
     heads = ("tile", "KB", "tiles", "decoder", "median ms", "GP/s", "cores busy")
     print_table("JPEG 2000", heads, [tuple(map(str, row.values())) for row in rows])
-    if given.whole:
+    if args.whole:
         figures["slides"] = [whole(path) for path in paths]
         heads = tuple(figures["slides"][0])
         print_table("Slides", heads, [tuple(map(str, row.values())) for row in figures["slides"]])
-    write_json(given.json, figures)
+    write_json(args.json, figures)
 
 
 def batches(path: Path, count: int) -> list[dict[str, Any]]:
-    """Time each decoder on so many tiles of a slide."""
+    """Time each decoder on a number of tiles of a slide."""
     worker = runtime.default().devices.worker(0)
     with open_slide(path, device="cpu") as slide:
         image = slide.layout.levels[0]
-        places = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))
-        tiles = np.resize(places, (count, 2))
+        positions = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))
+        tiles = np.resize(positions, (count, 2))
         batch = slide._reader.offload.backend(worker).encoded(image, tiles)
-        how = recipe(image)
+        how = recipe_for(image)
         if isinstance(how, str):
             raise SystemExit(f"The GPU can't decode these tiles: {how}.")
         ways: dict[str, Callable[[], None]] = {
@@ -105,22 +105,22 @@ def by_device(
     """Decode a batch to device memory, and wait."""
     size = batch.level.tile_bytes
     start, memory = worker.device.allocate(len(batch) * size)
-    work, stream = worker.take_workspace(), worker.take_stream()
+    work, stream = worker.acquire_workspace(), worker.acquire_stream()
     with worker.device.active(), worker.decoding:
         prepared = maker.prepare(batch, len(batch), work)
-        prepared.describe([start + size * k for k in range(len(batch))], stream)
+        prepared.set_targets([start + size * k for k in range(len(batch))], stream)
         worked = prepared.decode(worker)
         stream.synchronize()
     refused = len(batch) - sum(worked) + len(prepared.doubtful(range(len(batch))))
-    worker.give_workspace(work)
-    worker.give_stream(stream)
+    worker.release_workspace(work)
+    worker.release_stream(stream)
     del memory
     if refused:
         raise SystemExit(f"{refused} tiles were not decoded.")
 
 
 def by_cores(batch: EncodedBatch) -> None:
-    """Decode a batch by all cores."""
+    """Decode a batch on all cores."""
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
         memory = np.empty((len(batch), batch.level.tile_bytes), np.uint8)
@@ -129,7 +129,7 @@ def by_cores(batch: EncodedBatch) -> None:
 
 
 def by_library(batch: EncodedBatch) -> Callable[[], None]:
-    """Return what decodes a batch by nvImageCodec's CPU backend."""
+    """Return a function that decodes a batch with nvImageCodec's CPU backend."""
     library = import_module("nvidia.nvimgcodec")
     backend = library.Backend(library.BackendKind.CPU_ONLY)
     decoder = library.Decoder(
@@ -145,7 +145,7 @@ def by_library(batch: EncodedBatch) -> Callable[[], None]:
 
 
 def timed(way: Callable[[], None], pixels: int) -> dict[str, float]:
-    """Time one way to decode so many pixels."""
+    """Time one decoder."""
     seconds = []
     for number in range(WARM_UP + ROUNDS):
         if number == WARM_UP:
@@ -163,7 +163,7 @@ def timed(way: Callable[[], None], pixels: int) -> dict[str, float]:
 
 
 def whole(path: Path) -> dict[str, Any]:
-    """Time a slide as scripts read it, its regions cold, and compare it with the CPU."""
+    """Time cold reads of a slide as in a script, and compare the pixels with the CPU."""
     with open_slide(path, device="cuda") as slide, open_slide(path, device="cpu") as by_cpu:
         width, height = slide.level_dimensions[0]
         rng = np.random.default_rng(1)
@@ -176,10 +176,10 @@ def whole(path: Path) -> dict[str, Any]:
             slide.clear_cache()
             slide.read_region((0, 0), (min(VIEW, width), min(VIEW, height)), 0)
 
-        def read(places: Iterator[tuple[int, int]], size: int, at_once: int) -> None:
+        def read(positions: Iterator[tuple[int, int]], size: int, at_once: int) -> None:
             slide.clear_cache()
             regions = slide.read_regions(
-                list(places), (size, size), batch_size=at_once, device="cuda"
+                list(positions), (size, size), batch_size=at_once, device="cuda"
             )
             for _ in regions:
                 pass

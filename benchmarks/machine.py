@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.cli.doctor import find_driver, find_kvikio
-from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from napari_wsigpu.cli.doctor import Driver
@@ -64,34 +63,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def summary(machine: dict[str, Any]) -> str:
-    """Say in a line what `environment` found."""
-    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
-    storage = machine["gpudirect_storage"]
-    return f"{machine['cpu']}, {machine['cores']} cores; {gpus}; GPUDirect Storage: {storage}"
-
-
 def memory_bytes() -> int:
     """Return the size of the host's memory, 0 where the system doesn't say."""
     if not hasattr(os, "sysconf"):
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def check_memory(size: int, what: str, advice: str) -> None:
-    """Raise a RegionError if something of so many bytes, and a few copies, don't fit into memory.
-
-    Parameters
-    ----------
-    size : int
-        Its bytes.
-    what, advice : str
-        What it is, and what to do, as parts of a sentence.
-    """
-    if 0 < memory_bytes() < 4 * size:
-        raise RegionError(
-            f"{what} is {size / 1e9:.1f} GB, too large to be held in memory here; {advice}."
-        )
 
 
 def _gpudirect_storage(driver: Driver) -> str:

@@ -20,8 +20,8 @@ def main() -> None:
     parser.add_argument("height", type=int)
     parser.add_argument("--tile", type=int, default=256)
     parser.add_argument("--codec", choices=get_args(Codec), default="jpeg")
-    given = parser.parse_args()
-    make_slide(given.out, given.width, given.height, given.tile, cast("Codec", given.codec))
+    args = parser.parse_args()
+    make_slide(args.out, args.width, args.height, args.tile, cast("Codec", args.codec))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Time how very many outlines come into napari: as labels, and as shapes.
+"""Time adding very many outlines to napari, as labels and as shapes.
 
-Usage: ``python -m benchmarks.outlines [--objects 100000 --rounds 3 --json FILE]``; of at most
-20 000 outlines napari gets shapes anyway.
+Usage: ``python -m benchmarks.outlines [--objects 100000 --rounds 3 --json FILE]``; up to 20 000
+outlines always become shapes.
 
-No window is opened: what napari draws comes on top.
+No window is opened, so napari's own drawing is not included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from napari.layers import Layer, Shapes
 from benchmarks.common import write_json
 from napari_wsigpu import Annotation, read_geojson, write_geojson
 from napari_wsigpu.cli.bench import print_table
-from napari_wsigpu.viewer.annotations import annotation_layers
+from napari_wsigpu.viewer.annotations.annotation_layers import annotation_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,18 +31,18 @@ CLASSES = (("Tumor", (200, 0, 0)), ("Stroma", (0, 200, 0)))
 
 
 def cells(count: int) -> list[Annotation]:
-    """Return objects like nuclei at random places of a slide."""
+    """Return nucleus-like objects at random positions of a slide."""
     turn = np.linspace(0, 2 * np.pi, VERTICES, endpoint=False)
     circle = RADIUS * np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    places = np.random.default_rng(0).uniform(RADIUS, SIDE - RADIUS, (count, 2))
+    positions = np.random.default_rng(0).uniform(RADIUS, SIDE - RADIUS, (count, 2))
     return [
-        Annotation("polygon", (circle + place,), "", *CLASSES[number % 2], "detection")
-        for number, place in enumerate(places)
+        Annotation("polygon", (circle + position,), "", *CLASSES[number % 2], "detection")
+        for number, position in enumerate(positions)
     ]
 
 
 def timed(work: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Return the least seconds of the processor and of the wall of some rounds."""
+    """Return the shortest CPU and wall times of some rounds."""
     taken = []
     for _ in range(rounds):
         begin, cpu = time.perf_counter(), time.process_time()
@@ -52,13 +52,13 @@ def timed(work: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 
 def measure(count: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Return how long each step takes."""
+    """Return the time of each step."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.geojson"
         write_geojson(path, cells(count))
         found = {"read": timed(lambda: read_geojson(path), rounds)}
         annotations = read_geojson(path)
-    Shapes([np.eye(3, 2)], shape_type="polygon")  # what napari loads once
+    Shapes([np.eye(3, 2)], shape_type="polygon")  # load what napari imports once
     found["labels"] = timed(
         lambda: [Layer.create(*each) for each in annotation_layers(annotations, "cells")], rounds
     )

@@ -1,4 +1,4 @@
-"""Who reads patches: we, the peers that are installed, and decoders alone."""
+"""Readers of patches: ours, the installed peers, and decoding alone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu import Slide
 
-Place: TypeAlias = tuple[int, int]
-# Prepares to read patches at places, and returns what is timed: it returns their number.
-Reader: TypeAlias = "Callable[[Sequence[Place]], Callable[[], int]]"
+Position: TypeAlias = tuple[int, int]
+# Prepares reading patches at positions; the returned function is timed and returns their number.
+Reader: TypeAlias = "Callable[[Sequence[Position]], Callable[[], int]]"
 
 CUCIM_BATCH, CUCIM_PREFETCH = 64, 4
 OPENSLIDE_CACHE = 32 << 20
@@ -32,12 +32,12 @@ JPEG = 7
 
 
 def regions(slide: Slide, device: str, side: int, batch: int, mpp: float | None = None) -> Reader:
-    """Return what reads patches by `Slide.read_regions`."""
+    """Return a reader that uses `Slide.read_regions`."""
 
-    def prepare(places: Sequence[Place]) -> Callable[[], int]:
+    def prepare(positions: Sequence[Position]) -> Callable[[], int]:
         slide.clear_cache()
         return lambda: _count(
-            slide.read_regions(places, (side, side), batch_size=batch, device=device, mpp=mpp),
+            slide.read_regions(positions, (side, side), batch_size=batch, device=device, mpp=mpp),
             device,
         )
 
@@ -45,12 +45,12 @@ def regions(slide: Slide, device: str, side: int, batch: int, mpp: float | None 
 
 
 def tiles(slide: Slide, device: str, side: int, batch: int, mpp: float | None = None) -> Reader:
-    """Return what reads a grid by `Slide.tiles`, as many patches as there are places."""
+    """Return a reader of a grid with `Slide.tiles`, for as many patches as positions."""
 
-    def prepare(places: Sequence[Place]) -> Callable[[], int]:
+    def prepare(positions: Sequence[Position]) -> Callable[[], int]:
         def work() -> int:
             grid = slide.tiles(side, batch_size=batch, device=device, mpp=mpp)
-            return _count((pixels for pixels, _ in grid), device, len(places))
+            return _count((pixels for pixels, _ in grid), device, len(positions))
 
         slide.clear_cache()
         return work
@@ -59,7 +59,7 @@ def tiles(slide: Slide, device: str, side: int, batch: int, mpp: float | None = 
 
 
 def _count(batches: Iterable[Any], device: str, most: float = float("inf")) -> int:
-    """Take batches until there are so many patches; return how many there were."""
+    """Take batches until enough patches have come; return their number."""
     count = 0
     for batch in batches:
         count += len(batch)
@@ -76,24 +76,24 @@ def peers(path: Path, threads: int, side: int, span: int) -> dict[str, Reader]:
     Parameters
     ----------
     path : Path
-        The slide, which each opens anew before it is timed.
+        The slide; each reader opens it again before it is timed.
     threads : int
-        How many read.
+        Number of reading threads.
     side, span : int
-        Pixels of a patch, and of level 0 that it shows: as many, or a multiple that is averaged
-        by Pillow.
+        Side of a patch in pixels, and in pixels of level 0: equal, or a multiple that Pillow
+        averages.
     """
     found: dict[str, Reader] = {}
     with suppress(ImportError):
         cucim = import_module("cucim")
 
-        def by_cucim(places: Sequence[Place]) -> Callable[[], int]:
+        def by_cucim(positions: Sequence[Position]) -> Callable[[], int]:
             image = cucim.CuImage(str(path))
             options = {"num_workers": threads, "prefetch_factor": CUCIM_PREFETCH}
             size = (side, side)
             return lambda: sum(
                 len(np.asarray(batch))
-                for batch in image.read_region(places, size, batch_size=CUCIM_BATCH, **options)
+                for batch in image.read_region(positions, size, batch_size=CUCIM_BATCH, **options)
             )
 
         if span == side:
@@ -101,24 +101,26 @@ def peers(path: Path, threads: int, side: int, span: int) -> dict[str, Reader]:
     with suppress(ImportError):
         openslide = import_module("openslide")
 
-        def by_openslide(places: Sequence[Place]) -> Callable[[], int]:
+        def by_openslide(positions: Sequence[Position]) -> Callable[[], int]:
             slide = openslide.OpenSlide(path)
             slide.set_cache(openslide.OpenSlideCache(OPENSLIDE_CACHE))
             read = slide.read_region
             return lambda: _pooled(
-                threads, lambda place: _averaged(read(place, 0, (span, span)), span // side), places
+                threads,
+                lambda position: _averaged(read(position, 0, (span, span)), span // side),
+                positions,
             )
 
         found["OpenSlide"] = by_openslide
     with suppress(ImportError):
         fastslide = import_module("fastslide")
 
-        def by_fastslide(places: Sequence[Place]) -> Callable[[], int]:
+        def by_fastslide(positions: Sequence[Position]) -> Callable[[], int]:
             read = fastslide.FastSlide.from_file_path(str(path)).read_region
             return lambda: _pooled(
                 threads,
-                lambda place: _averaged(read(place, 0, (span, span)).numpy(), span // side),
-                places,
+                lambda position: _averaged(read(position, 0, (span, span)).numpy(), span // side),
+                positions,
             )
 
         found["FastSlide"] = by_fastslide
@@ -133,7 +135,7 @@ def _averaged(pixels: Any, factor: int) -> NDArray[Any]:
 
 
 def _pooled(threads: int, read: Callable[[Any], Any], items: Sequence[Any]) -> int:
-    """Have threads read and drop items; return their number."""
+    """Read and drop items in threads; return their number."""
 
     def dropped(item: Any) -> int:
         read(item)
@@ -144,14 +146,14 @@ def _pooled(threads: int, read: Callable[[Any], Any], items: Sequence[Any]) -> i
 
 
 class FileTiles:
-    """The tiles of a TIFF file's first level, by tifffile and imagecodecs.
+    """The tiles of a TIFF file's first level, decoded by tifffile and imagecodecs.
 
     Parameters
     ----------
     path : Path
         The file.
     threads : int
-        How many decode.
+        Number of decoding threads.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -163,43 +165,43 @@ class FileTiles:
         self._across = -(-self._page.imagewidth // self._tile[0])
 
     def alone(self, span: int) -> Reader:
-        """Return what decodes the tiles of patches, each once for a thousand, and pastes none."""
+        """Return a reader that decodes the tiles of patches (once per thousand) without pasting."""
 
-        def prepare(places: Sequence[Place]) -> Callable[[], int]:
+        def prepare(positions: Sequence[Position]) -> Callable[[], int]:
             wanted: list[int] = []
-            for first in range(0, len(places), TOGETHER):
-                group = places[first : first + TOGETHER]
+            for first in range(0, len(positions), TOGETHER):
+                group = positions[first : first + TOGETHER]
                 wanted += dict.fromkeys(
-                    tile for place in group for tile in self._under(place, span)
+                    tile for position in group for tile in self._under(position, span)
                 )
             step = max(1, -(-len(wanted) // (8 * self._threads)))
             parts = [wanted[first : first + step] for first in range(0, len(wanted), step)]
-            return lambda: _pooled(self._threads, self._decode_all, parts) and len(places)
+            return lambda: _pooled(self._threads, self._decode_all, parts) and len(positions)
 
         return prepare
 
-    def patch(self, place: Place, side: int, factor: int) -> NDArray[np.uint8]:
+    def patch(self, position: Position, side: int, factor: int) -> NDArray[np.uint8]:
         """Return a patch; each pixel is the mean of `factor` x `factor`, rounded half up."""
         span, (width, height) = side * factor, self._tile
-        left, top = place[0] // width * width, place[1] // height * height
+        left, top = position[0] // width * width, position[1] // height * height
         columns, rows = (
-            -(-(at + span) // size) for at, size in zip(place, self._tile, strict=True)
+            -(-(at + span) // size) for at, size in zip(position, self._tile, strict=True)
         )
         shape = rows * height - top, columns * width - left, 3
         pasted = np.empty(shape, np.uint8)
-        for tile in self._under(place, span):
+        for tile in self._under(position, span):
             y, x = tile // self._across * height - top, tile % self._across * width - left
             pasted[y : y + height, x : x + width] = self._decode(tile)
-        x, y = place[0] - left, place[1] - top
+        x, y = position[0] - left, position[1] - top
         pixels = pasted[y : y + span, x : x + span].astype(np.uint32)
         sums = pixels.reshape(side, factor, side, factor, 3).sum((1, 3))
         mean: NDArray[np.uint8] = ((sums + factor**2 // 2) // factor**2).astype(np.uint8)
         return mean
 
-    def _under(self, place: Place, span: int) -> list[int]:
+    def _under(self, position: Position, span: int) -> list[int]:
         columns, rows = (
             range(at // size, (at + span - 1) // size + 1)
-            for at, size in zip(place, self._tile, strict=True)
+            for at, size in zip(position, self._tile, strict=True)
         )
         return [row * self._across + column for row in rows for column in columns]
 

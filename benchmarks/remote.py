@@ -1,11 +1,10 @@
-"""Time the first view of a slide of a gigabyte on a server that answers after 50 ms.
+"""Time the first view of a 1 GB slide on a server that answers after 50 ms.
 
-Usage: ``python -m benchmarks.remote [--side 69632 --latency 0.05 --folder DIR --json FILE]``; the
-tests have the server.
+Usage: ``python -m benchmarks.remote [--side 69632 --latency 0.05 --folder DIR --json FILE]``
 
-The server is a process of its own on this machine, and counts what it is asked for. Every reader
-opens the slide afresh, reads the level that a screen of 1200 x 950 pixels shows at first, then as
-much of level 0 in other places.
+The server is that of the tests, in a separate process on this machine, and counts requests. Every
+reader opens the slide, reads the level that a screen of 1200 x 950 pixels shows first, and then as
+many pixels of level 0 at other positions.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.stage import ensure_display, open_viewer, own_settings
 from napari_wsigpu import open_slide, wait
 from napari_wsigpu.cli.bench import print_table
-from napari_wsigpu.storage.remote import source as remote
+from napari_wsigpu.storage.remote import remote_source as remote
 from napari_wsigpu.storage.remote.disk_cache import FOLDER, disk_cache
 from tests.fakes.rangeserver import RangeServer
 
@@ -51,14 +50,14 @@ READERS = ("napari-wsigpu", "napari-wsigpu, second time", "tiffslide over fsspec
 
 
 class Cost(NamedTuple):
-    """What something took."""
+    """The cost of an action."""
 
     seconds: float
     requests: int
     megabytes: float
 
     def and_then(self, other: Cost) -> Cost:
-        """Return the cost of both."""
+        """Return the sum of two costs."""
         return Cost(
             round(self.seconds + other.seconds, 3),
             self.requests + other.requests,
@@ -67,7 +66,7 @@ class Cost(NamedTuple):
 
 
 class Server:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     def __init__(self, folder: Path, latency: float) -> None:
         context = get_context("spawn")
@@ -81,13 +80,13 @@ class Server:
         return self._url + path.name
 
     def take(self, bandwidth: float = float("inf")) -> tuple[int, int]:
-        """Return how many requests there were since the last time, and bytes sent."""
+        """Return the requests since the last call, and the bytes sent."""
         self._pipe.send(bandwidth)
         requests, size = self._pipe.recv()
         return requests, size
 
     def measure(self, action: Callable[[], Any]) -> tuple[Any, Cost]:
-        """Return what an action returns, and what it took."""
+        """Run an action; return its result and its cost."""
         self.take()
         begin = time.perf_counter()
         found = action()
@@ -97,7 +96,7 @@ class Server:
 
 
 def serve(folder: Path, latency: float, pipe: Connection) -> None:
-    """Serve a folder, and tell what was asked for."""
+    """Serve a folder and report requests."""
     with RangeServer(folder, latency) as server:
         pipe.send(server.url(""))
         with suppress(EOFError):
@@ -108,7 +107,7 @@ def serve(folder: Path, latency: float, pipe: Connection) -> None:
 
 
 def ours(url: str) -> tuple[Any, Read]:
-    """Open by this package."""
+    """Open with this package."""
     slide = open_slide(url, device="cpu")
 
     def read(x: int, y: int, side: int) -> NDArray[Any]:
@@ -119,7 +118,7 @@ def ours(url: str) -> tuple[Any, Read]:
 
 
 def tiffslide(url: str) -> tuple[Any, Read]:
-    """Open by tiffslide, whose files fsspec reads in blocks."""
+    """Open with tiffslide, whose files fsspec reads in blocks."""
     from tiffslide import TiffSlide
 
     slide = TiffSlide(url)
@@ -131,8 +130,8 @@ def tiffslide(url: str) -> tuple[Any, Read]:
     return slide, read
 
 
-def compare(server: Server, path: Path, places: list[tuple[int, int]]) -> Any:
-    """Measure every reader, in turns."""
+def compare(server: Server, path: Path, positions: list[tuple[int, int]]) -> Any:
+    """Measure all readers alternately."""
     found: dict[str, dict[str, list[Cost]]] = {}
     with tifffile.TiffFile(path) as file:
         finest, coarsest = (file.pages[index].aspage().imagewidth for index in (0, -1))
@@ -149,7 +148,7 @@ def compare(server: Server, path: Path, places: list[tuple[int, int]]) -> Any:
             costs = found.setdefault(name, {"open": [], "first view": [], "level 0": []})
             costs["open"].append(opened)
             costs["first view"].append(first)
-            for x, y in places:
+            for x, y in positions:
                 costs["level 0"].append(server.measure(partial(read, x, y, finest))[1])
             slide.close()
     return {
@@ -159,12 +158,12 @@ def compare(server: Server, path: Path, places: list[tuple[int, int]]) -> Any:
 
 
 def middle(costs: list[Cost]) -> Cost:
-    """Return the cost of the median time."""
+    """Return the cost with the median time."""
     return sorted(costs)[len(costs) // 2]
 
 
-def by_gap(server: Server, path: Path, places: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Measure views of level 0 by how large gaps are that one request bridges."""
+def by_gap(server: Server, path: Path, positions: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Measure views of level 0 for several sizes of the gap that a request may span."""
     rows = []
     usual = remote.MERGED_GAP
     for name, bandwidth in BANDWIDTHS.items():
@@ -173,10 +172,10 @@ def by_gap(server: Server, path: Path, places: list[tuple[int, int]]) -> list[di
             disk_cache().clear()
             with open_slide(server.url(path), device="cpu") as slide:
                 costs = []
-                for place in places:
+                for position in positions:
                     server.take(bandwidth)
                     begin = time.perf_counter()
-                    slide.read_region(place, (WIDTH, HEIGHT))
+                    slide.read_region(position, (WIDTH, HEIGHT))
                     seconds = time.perf_counter() - begin
                     requests, size = server.take()
                     costs.append(Cost(round(seconds, 3), requests, round(size / 1e6, 2)))
@@ -188,8 +187,8 @@ def by_gap(server: Server, path: Path, places: list[tuple[int, int]]) -> list[di
 
 
 def in_napari(server: Server, path: Path) -> dict[str, Any]:
-    """Measure until napari shows a slide exactly, after a local one has warmed it up."""
-    from napari_wsigpu.viewer.sample import sample_path
+    """Measure the time until napari shows a slide exactly, after a local slide as a warm-up."""
+    from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
     viewer = open_viewer()
 
@@ -207,14 +206,14 @@ def in_napari(server: Server, path: Path) -> dict[str, Any]:
 
 
 def open_and_wait(viewer: Viewer, path: str | Path) -> None:
-    """Open a slide, and return when what is shown of it is exact."""
+    """Open a slide, and return when its view is exact."""
     [layer] = viewer.open(path, plugin="napari-wsigpu")
     wait(layer)
 
 
 @contextmanager
 def own_cache() -> Iterator[None]:
-    """Keep away from the user's cache."""
+    """Use a temporary disk cache instead of the user's."""
     with TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
         yield
@@ -227,17 +226,17 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.05)
     parser.add_argument("--folder", type=Path, default=SLIDES)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     ensure_display()
-    path = ensure_slide(given.folder, given.side, "jpeg")
+    path = ensure_slide(options.folder, options.side, "jpeg")
     rng = random.Random(0)
-    last = given.side - WIDTH
-    places = [(rng.randrange(last), rng.randrange(last)) for _ in range(PLACES)]
+    last = options.side - WIDTH
+    positions = [(rng.randrange(last), rng.randrange(last)) for _ in range(PLACES)]
     with own_cache(), own_settings() as environment:
         os.environ.update(environment)
-        server = Server(given.folder, given.latency)
-        readers = compare(server, path, places)
-        gaps = by_gap(server, path, places)
+        server = Server(options.folder, options.latency)
+        readers = compare(server, path, positions)
+        gaps = by_gap(server, path, positions)
         napari = in_napari(server, path)
     rows = [
         [name, what, *map(str, cost.values())]
@@ -247,7 +246,7 @@ def main() -> None:
     rows += [
         ["napari-wsigpu in napari", name, *map(str, cost.values())] for name, cost in napari.items()
     ]
-    title = f"A slide of {path.stat().st_size / 1e9:.2f} GB, {given.latency * 1e3:g} ms"
+    title = f"A slide of {path.stat().st_size / 1e9:.2f} GB, {options.latency * 1e3:g} ms"
     print_table(title, ["reader", "what", "s", "requests", "MB"], rows)
     print_table(
         "Level 0 by gap", list(gaps[0]), [[str(value) for value in row.values()] for row in gaps]
@@ -259,13 +258,13 @@ def main() -> None:
     print(f"\nFirst view in {MOST_SECONDS:g} s and {MOST_REQUESTS} requests: {verdict(passed)}")
     record = {
         "slide_gb": round(path.stat().st_size / 1e9, 3),
-        "latency_ms": given.latency * 1e3,
+        "latency_ms": options.latency * 1e3,
         "readers": readers,
         "napari": napari,
         "level_0_by_gap": gaps,
         "first_view": verdict(passed),
     }
-    write_json(given.json, record)
+    write_json(options.json, record)
 
 
 if __name__ == "__main__":

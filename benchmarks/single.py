@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Place = tuple[int, int]
-    Read = Callable[[Place, int], NDArray[Any]]
+    Position = tuple[int, int]
+    Read = Callable[[Position, int], NDArray[Any]]
 
 SIDE, COUNT, THREADED, CHECKED = 32768, 200, 1024, 8
 
 
 def readers(path: Path) -> dict[str, Read]:
-    """Open the slide by every reader that is installed."""
+    """Open the slide with every installed reader."""
     slide, same = open_slide(path, device="cpu"), compat.OpenSlide(path)
     found: dict[str, Read] = {
-        "ours": lambda place, side: np.asarray(slide.read_region(place, (side, side))),
-        "ours, compat.openslide": lambda place, side: np.asarray(
-            same.read_region(place, 0, (side, side))
+        "ours": lambda position, side: np.asarray(slide.read_region(position, (side, side))),
+        "ours, compat.openslide": lambda position, side: np.asarray(
+            same.read_region(position, 0, (side, side))
         ),
     }
     for name, module in (
@@ -65,21 +65,21 @@ def readers(path: Path) -> dict[str, Read]:
 def _peer(module: Any, name: str, path: str) -> Read:
     if name == "cuCIM":
         image = module.CuImage(path)
-        return lambda place, side: np.asarray(image.read_region(place, (side, side)))
+        return lambda position, side: np.asarray(image.read_region(position, (side, side)))
     if name == "OpenSlide":
         slide = module.OpenSlide(path)
-        return lambda place, side: np.asarray(slide.read_region(place, 0, (side, side)))
+        return lambda position, side: np.asarray(slide.read_region(position, 0, (side, side)))
     if name == "tiffslide":
         slide = module.TiffSlide(path)
-        return lambda place, side: np.asarray(
-            slide.read_region(place, 0, (side, side), as_array=True)
+        return lambda position, side: np.asarray(
+            slide.read_region(position, 0, (side, side), as_array=True)
         )
     slide = module.FastSlide.from_file_path(path)
-    return lambda place, side: np.asarray(slide.read_region(place, 0, (side, side)).numpy())
+    return lambda position, side: np.asarray(slide.read_region(position, 0, (side, side)).numpy())
 
 
-def places(way: str, side: int, extent: int, count: int, rng: random.Random) -> list[Place]:
-    """Return where the regions of one round lie; `way` is "random" or the stride of rows."""
+def positions(way: str, side: int, extent: int, count: int, rng: random.Random) -> list[Position]:
+    """Return the locations of one round; `way` is "random" or the stride of rows."""
     most = extent - side
     if way == "random":
         return [(rng.randrange(most), rng.randrange(most)) for _ in range(count)]
@@ -99,21 +99,21 @@ def off_by(read: Read, path: Path, side: int, extent: int) -> int:
     return worst
 
 
-def timed(read: Read, where: list[Place], side: int) -> tuple[float, float]:
+def timed(read: Read, where: list[Position], side: int) -> tuple[float, float]:
     """Return CPU and wall time of one region in microseconds."""
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    for place in where:
-        read(place, side)
+    for position in where:
+        read(position, side)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu / len(where) * 1e6, wall / len(where) * 1e6
 
 
-def threaded(read: Read, where: list[Place], side: int, threads: int) -> float:
+def threaded(read: Read, where: list[Position], side: int, threads: int) -> float:
     """Return how many regions several threads read in a second."""
     start = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda place: read(place, side).shape, where))
+        list(pool.map(lambda position: read(position, side).shape, where))
     return len(where) / (time.perf_counter() - start)
 
 
@@ -134,8 +134,8 @@ def main() -> None:
         names = list(found)
         for number in range(asked.rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                cpu, wall = timed(found[name], places(way, side, extent, COUNT, rng), side)
-                where = places(way, side, extent, THREADED, rng)
+                cpu, wall = timed(found[name], positions(way, side, extent, COUNT, rng), side)
+                where = positions(way, side, extent, THREADED, rng)
                 rate = threaded(found[name], where, side, asked.threads)
                 times[name].append((cpu, wall, rate))
         for name, measured in times.items():

@@ -1,12 +1,13 @@
-"""Walk at random through two slides in one viewer for minutes, and see whether anything piles up.
+"""Use two slides in one viewer at random for minutes, and check that nothing accumulates.
 
 Usage: ``python -m benchmarks.soak [--minutes 10 --seed 0 --folder DIR --json FILE]``
 
-Pans, zooms, jumps; layers removed and put back, duplicated, opened again, hidden; grid and 3D.
-After each of these the viewer shows the same two slides, so that what is counted every 10 s,
-after a rest and a garbage collection, may not grow from the second minute to the last. Of what is
-resident the tile cache is taken off; what the C library has allocated does not hold it, as tiles
-have pages of their own. The status is 1 if something grew, or the plugin warned of anything.
+The actions are pans, zooms and jumps; layers removed and put back, duplicated, opened again and
+hidden; grid and 3D. After each action the viewer shows the same two slides. Every 10 s, after a
+rest and a garbage collection, counts are taken that must not grow between the second and the last
+minute. The tile cache is subtracted from the resident memory; the C library's allocations do not
+include it, because tiles have their own pages. The status is 1 if something grew or the plugin
+logged a warning.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ MINUTE = 60.0
 
 
 def growth(samples: list[dict[str, float]]) -> dict[str, tuple[float, float, bool]]:
-    """Return of each figure its value after the first minute and at the end, and whether it may.
+    """Return each count after the first minute and at the end, and whether it may grow that much.
 
-    Of memory these are medians of a minute; of counts the least of it, as what is at work only
-    for a moment is no leak.
+    Memory uses the median of a minute. Other counts use its minimum, because something that exists
+    only for a moment is not a leak.
     """
     warm = min(MINUTE, samples[-1]["seconds"] / 3)
     first = [item for item in samples if warm <= item["seconds"] <= 2 * warm]
@@ -58,18 +59,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are kept")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     slides = [
-        ensure_slide(given.folder, 32768, "jpeg"),
-        ensure_slide(given.folder, 16384, "jpeg2000"),
+        ensure_slide(args.folder, 32768, "jpeg"),
+        ensure_slide(args.folder, 16384, "jpeg2000"),
     ]
     with TemporaryDirectory() as folder:
         result = Path(folder) / "soak.json"
-        options = ["--minutes", str(given.minutes), "--seed", str(given.seed)]
+        options = ["--minutes", str(args.minutes), "--seed", str(args.seed)]
         run_part(
             PART,
             ["--slides", *map(str, slides), *options, "--json", str(result)],
-            MINUTE * (given.minutes + 5),
+            MINUTE * (args.minutes + 5),
         )
         figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
 
@@ -79,12 +80,12 @@ def main() -> int:
         for name, (begin, end, met) in grown.items()
     ]
     heads = ["held", "after a minute", "at the end", "growth", "verdict"]
-    print_table(f"{given.minutes:g} minutes, {figures['done']}", heads, rows)
+    print_table(f"{args.minutes:g} minutes, {figures['done']}", heads, rows)
     for who in ("plugin_said", "others_said"):
         for text, count in figures[who].items():
             print(f"{who} {count} times: {text}")
     print(f"threads after the viewer was closed: {figures['threads_after_close'] or 'none'}")
-    write_json(given.json, {"growth": grown, **figures})
+    write_json(args.json, {"growth": grown, **figures})
     return int(bool(figures["plugin_said"]) or not all(met for *_, met in grown.values()))
 
 

@@ -1,7 +1,7 @@
-"""Walk at random through two slides in one real viewer for minutes, and count what stays behind.
+"""Use two slides in one real viewer at random for minutes, and count what is not released.
 
 Usage: ``python -m benchmarks.soaking --slides A B --minutes 10 --json FILE``; `soak.py` runs this
-in a process of its own.
+in a separate process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LARGEST_ZOOM = 2.0
 
 
 class MallocInfo(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
+    """The structure that glibc's `mallinfo2` returns."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -58,12 +58,12 @@ class MallocInfo(ctypes.Structure):
 
 
 class Complaints:
-    """Counts what is logged or warned of; apart what no code of the plugin had a part in.
+    """Count log messages and warnings, separately for the plugin and for other code.
 
     Attributes
     ----------
     ours, others : Counter of str
-        How often each was said.
+        Number of occurrences of each message.
     """
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class Complaints:
 
     def _on_log(self, record: logging.LogRecord) -> None:
         by_plugin = record.name.startswith(napari_wsigpu.__name__)
-        place = PACKAGE if by_plugin else record.pathname
-        self._add(f"log: {record.name}: {record.getMessage()}", place)
+        position = PACKAGE if by_plugin else record.pathname
+        self._add(f"log: {record.name}: {record.getMessage()}", position)
 
     def _on_warning(
         self, message: Warning | str, category: type[Warning], filename: str, *rest: object
@@ -102,21 +102,21 @@ class Complaints:
         self, where: str, kind: type[BaseException], error: BaseException | None, trace: Any
     ) -> None:
         last = traceback.extract_tb(trace)[-1:]
-        place = f" at {last[0].name}" if last else ""
-        self._add(f"ERROR in {where}: {kind.__name__}: {error}{place}", PACKAGE)
+        position = f" at {last[0].name}" if last else ""
+        self._add(f"ERROR in {where}: {kind.__name__}: {error}{position}", PACKAGE)
 
 
 class Walker:
-    """Does what a user may do, at random; after each thing, both slides are there in 2D.
+    """Perform random user actions; after each one, both slides are visible in 2D.
 
     Parameters
     ----------
     viewer : Viewer
         Empty.
     slides : list of Path
-        Opened here, and again later on.
+        Opened at the start and again later.
     seed : int
-        What chance depends on.
+        Seed of the random actions.
     """
 
     def __init__(self, viewer: Viewer, slides: list[Path], seed: int) -> None:
@@ -134,7 +134,7 @@ class Walker:
             self._three_dimensions: 1,
             self._hide: 1,
         }
-        # napari 0.9.2 frees what a removed layer had on the GPU without its context being current,
+        # napari 0.9.2 frees the GPU objects of a removed layer without making its context current,
         # which crashes in Mesa's OpenGL, whatever the layer is.
         viewer.layers.events.removing.connect(lambda: scene_canvas(viewer).set_current())
         for slide in slides:
@@ -145,7 +145,7 @@ class Walker:
         self._pose = self._anywhere()
 
     def act(self) -> None:
-        """Do one thing."""
+        """Perform one action."""
         action = self._random.choices(list(self._actions), list(self._actions.values()))[0]
         action()
         self.done[action.__name__.strip("_")] += 1
@@ -177,8 +177,8 @@ class Walker:
             )
         )
 
-    def _within(self, place: float, axis: int) -> float:
-        return float(min(max(place, 0), self._viewer.layers[0].data.shape[axis]))
+    def _within(self, position: float, axis: int) -> float:
+        return float(min(max(position, 0), self._viewer.layers[0].data.shape[axis]))
 
     def _zoom(self) -> None:
         self._follow(self._pose._replace(zoom=self._anywhere().zoom))
@@ -189,10 +189,10 @@ class Walker:
 
     def _remove_and_undo(self) -> None:
         layer = self._any_layer()
-        place = self._viewer.layers.index(layer)
+        position = self._viewer.layers.index(layer)
         self._viewer.layers.remove(layer)
         self._pan()
-        self._viewer.layers.insert(place, layer)
+        self._viewer.layers.insert(position, layer)
         self._pan()
 
     def _duplicate(self) -> None:
@@ -233,7 +233,7 @@ class Walker:
 
 
 def sample(viewer: Viewer, begin: float) -> dict[str, float]:
-    """Return what is held now."""
+    """Return the current counts."""
     settle(REST)
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -259,7 +259,7 @@ def sample(viewer: Viewer, begin: float) -> dict[str, float]:
 
 
 def _allocated() -> int:
-    """Return the bytes that are in use of what the C library has taken from the system."""
+    """Return the allocated bytes of the C library."""
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = MallocInfo
     info = ask()
@@ -292,7 +292,7 @@ def _callbacks(emitter: Any) -> int:
 
 
 def soak(slides: list[Path], minutes: float, seed: int) -> dict[str, Any]:
-    """Walk for minutes; return samples, complaints and what was done."""
+    """Act for some minutes; return samples, messages and the actions."""
     faulthandler.enable()
     complaints = Complaints()
     viewer = open_viewer()

@@ -1,4 +1,4 @@
-"""What benchmarks of the viewer share: a display, settings of their own, a slow decoder."""
+"""Shared by the benchmarks of the viewer: a display, separate settings, a slow decoder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ STEP_MS = 16
 
 
 def ensure_display(screen: str = SCREEN) -> None:
-    """Run this program again under Xvfb, and leave with its status, where there is no display."""
+    """Without a display, run this program again under Xvfb and exit with its status."""
     if sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY"):
         return
     xvfb = shutil.which("xvfb-run")
     if xvfb is None:
-        raise SystemExit("There is no display to open napari on; install Xvfb.")
+        raise SystemExit("napari needs a display; install Xvfb.")
     command = [xvfb, "-a", "-s", f"-screen 0 {screen}", sys.executable, *sys.orig_argv[1:]]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
 @contextmanager
 def own_settings(*, gpu: bool = False) -> Iterator[dict[str, str]]:
-    """Yield an environment whose napari has settings of its own, and no CUDA device without `gpu`.
+    """Yield an environment with separate napari settings, and without CUDA unless `gpu`.
 
-    The slide inspector stays closed: its dock would narrow the canvas.
+    The slide inspector stays closed, because its dock would narrow the canvas.
     """
     with TemporaryDirectory() as folder:
         (Path(folder) / "napari-wsigpu.yaml").write_text(
@@ -52,33 +52,33 @@ def own_settings(*, gpu: bool = False) -> Iterator[dict[str, str]]:
 
 
 def run_part(module: str, arguments: Sequence[str], timeout: float, *, gpu: bool = False) -> None:
-    """Run a module in a fresh process with napari settings of its own."""
+    """Run a module in a fresh process with separate napari settings."""
     with own_settings(gpu=gpu) as environment:
         command = [sys.executable, "-m", module, *arguments]
         subprocess.run(command, env=environment, check=True, timeout=timeout)
 
 
 class SlowDecoder:
-    """Makes the CPU decode each stored tile later, and counts them.
+    """Delay the decoding of each stored tile on the CPU, and count the tiles.
 
     Attributes
     ----------
     seconds : float
-        How long each tile takes in addition; the thread that decodes it sleeps.
+        Delay per tile; the decoding thread sleeps.
     tiles : int
         Tiles decoded so far.
     """
 
     def __init__(self) -> None:
         from napari_wsigpu.codecs import cpu, tile
-        from napari_wsigpu.viewer import reader  # noqa: F401  brings in all that may decode
+        from napari_wsigpu.viewer.contributions import slide_reader as reader  # noqa: F401  brings in all that may decode
 
         self.seconds = 0.0
         self.tiles = 0
         self._lock = threading.Lock()
         self._decode: Callable[..., NDArray[Any]] = tile.decode_tile
-        # Every tile shall be decoded in the way that can be made late.
-        vars(cpu)["whole_tiles"] = lambda batch: None
+        # Disable the native path, which this class cannot delay.
+        vars(cpu)["whole_tile_decoder"] = lambda batch: None
         for name, module in list(sys.modules.items()):
             if name.startswith("napari_wsigpu"):
                 for variable, value in list(vars(module).items()):
@@ -94,7 +94,10 @@ class SlowDecoder:
 
 
 def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
-    """Open napari on a background that no slide has, in a window of a size or around `CANVAS`."""
+    """Open napari with a background colour that no slide has.
+
+    The window has the given size; by default it fits a canvas of the size `CANVAS`.
+    """
     import napari
 
     viewer = napari.Viewer()
@@ -107,7 +110,7 @@ def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
 
 
 def fit_canvas(viewer: Viewer) -> None:
-    """Make the canvas `CANVAS` pixels large; panels beside it change with the first layer."""
+    """Resize the window until the canvas has the size `CANVAS`."""
     window = viewer.window._qt_window
     for _ in range(5):
         settle(0.3)
@@ -133,7 +136,7 @@ def settle(seconds: float) -> None:
 
 
 def glide(move: Callable[[float], None], seconds: float) -> None:
-    """Call `move` with the seconds passed, every 16 ms and at last with all of them."""
+    """Call `move` with the elapsed seconds every 16 ms, and finally with `seconds`."""
     from qtpy.QtCore import QEventLoop, Qt, QTimer
 
     loop, timer = QEventLoop(), QTimer()

@@ -1,4 +1,4 @@
-"""Large slides in seconds: a few hundred encoded tiles of tissue, shuffled.
+"""Make large slides within seconds from a few hundred encoded tiles of tissue, shuffled.
 
 The tiles are crops of the sample slide that comes with napari-wsigpu, flipped and slightly
 noisy, so that their bitstreams are as long and as hard to decode as those of a scanner.
@@ -42,9 +42,9 @@ def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Code
     Parameters
     ----------
     path : Path
-        Where to write the BigTIFF.
+        Path of the BigTIFF.
     width, height : int
-        Size of level 0; each further level is 4 times smaller, down to 1024 a side.
+        Size of level 0; each further level is 4 times smaller, down to 1024 pixels per side.
     tile : int
         Side of a tile in pixels.
     codec : {"jpeg", "jpeg2000", "none"}
@@ -73,19 +73,8 @@ def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Code
             description = f"{name} -> {width}x{height}"
 
 
-def make_picture(side: int, tile: int = 256) -> Image:
-    """Return a square picture of random tissue tiles, shape (side, side, 3)."""
-    rng = np.random.default_rng(0)
-    across = -(-side // tile)
-    tiles = list(tissue(rng, tile, min(across * across, UNIQUE_TILES)))
-    picture = np.empty((across, tile, across, tile, 3), np.uint8)
-    for place, crop in enumerate(shuffled(rng, tiles, across * across)):
-        picture[place // across, :, place % across] = crop
-    return picture.reshape(across * tile, across * tile, 3)[:side, :side].copy()
-
-
 def tissue(rng: np.random.Generator, tile: int, count: int = UNIQUE_TILES) -> Iterator[Image]:
-    """Yield crops of the sample slide that hold the most tissue, flipped and noisy."""
+    """Yield the crops of the sample slide with the most tissue, flipped and with noise."""
     with (
         resources.as_file(resources.files("napari_wsigpu") / "resources/he_phantom.svs") as path,
         tifffile.TiffFile(path) as file,

@@ -1,4 +1,4 @@
-"""Time one viewport by every reader that is installed, cold, and warm by ours.
+"""Time one viewport with every installed reader, cold, and with ours also from the cache.
 
 Usage: ``python -m benchmarks.viewport [--rounds 20 --folder DIR --json FILE]``
 """
@@ -41,14 +41,14 @@ WARM_TARGET = 5
 
 
 class Reader(NamedTuple):
-    """One way to read a viewport.
+    """A reader of viewports.
 
     Attributes
     ----------
     read : callable
         Returns the viewport at (x, y) as an array; this is timed.
     prepare : callable, optional
-        Called with the same position right before, untimed.
+        Called with the same position before the timed read.
     """
 
     read: Read
@@ -56,7 +56,7 @@ class Reader(NamedTuple):
 
 
 def ours(path: Path) -> Reader:
-    """Read by slicing a level, as napari does, with an empty cache."""
+    """Slice a level, as napari does, with an empty cache."""
     slide = napari_wsigpu.open_slide(path, device="cpu")
     level = slide.levels[0]
     return Reader(
@@ -65,13 +65,13 @@ def ours(path: Path) -> Reader:
 
 
 def ours_warm(path: Path) -> Reader:
-    """Read what was read just before."""
+    """Read the same viewport again."""
     read = ours(path).read
     return Reader(read, read)
 
 
 def openslide(path: Path) -> Reader:
-    """Read by OpenSlide without its cache."""
+    """Read with OpenSlide without its cache."""
     from openslide import OpenSlide, OpenSlideCache
 
     slide = OpenSlide(path)
@@ -80,7 +80,7 @@ def openslide(path: Path) -> Reader:
 
 
 def tiffslide(path: Path) -> Reader:
-    """Read by tiffslide, straight into an array."""
+    """Read with tiffslide, directly into an array."""
     from tiffslide import TiffSlide
 
     slide = TiffSlide(path)
@@ -90,7 +90,7 @@ def tiffslide(path: Path) -> Reader:
 
 
 def fastslide(path: Path) -> Reader:
-    """Read by FastSlide without a cache."""
+    """Read with FastSlide without a cache."""
     from fastslide import FastSlide
 
     slide = FastSlide.from_file_path(str(path), cache=None)
@@ -98,7 +98,7 @@ def fastslide(path: Path) -> Reader:
 
 
 def napari_wsi(path: Path) -> Reader:
-    """Slice the array that napari-wsi hands to napari."""
+    """Slice the array that napari-wsi passes to napari."""
     from napari_wsi.reader import wsi_reader_openslide
 
     layer = wsi_reader_openslide(str(path))(str(path))[0]
@@ -145,7 +145,7 @@ def reference(path: Path, x: int, y: int) -> NDArray[Any]:
 
 
 def open_readers(path: Path) -> tuple[dict[str, Reader], dict[str, str]]:
-    """Open a slide with every reader; say of the others why they are not measured."""
+    """Open a slide with every reader; return the readers, and why others are missing."""
     readers, missing = {}, {}
     for name, opener in READERS.items():
         try:
@@ -168,7 +168,7 @@ def largest_difference(read: Read, path: Path, positions: list[Position]) -> int
 
 
 def time_readers(readers: dict[str, Reader], positions: list[Position]) -> dict[str, list[float]]:
-    """Return seconds of each reader at each position; who is first changes every round."""
+    """Return the seconds per reader and position; a different reader is first each round."""
     seconds: dict[str, list[float]] = {name: [] for name in readers}
     names = list(readers)
     for turn, (x, y) in enumerate(positions):
@@ -241,16 +241,16 @@ def report(title: str, figures: dict[str, Any], missing: dict[str, str]) -> None
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Time one viewport by every reader.")
+    parser = argparse.ArgumentParser(description="Time one viewport with every reader.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where the slides are kept")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    args = parser.parse_args()
     figures = {}
     for codec, side in SIDES.items():
-        path = ensure_slide(given.folder, side, codec)
-        figures[codec] = measure(path, codec, given.rounds)
-    write_json(given.json, {"viewport": [WIDTH, HEIGHT], "codecs": figures})
+        path = ensure_slide(args.folder, side, codec)
+        figures[codec] = measure(path, codec, args.rounds)
+    write_json(args.json, {"viewport": [WIDTH, HEIGHT], "codecs": figures})
 
 
 if __name__ == "__main__":

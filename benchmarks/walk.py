@@ -1,15 +1,15 @@
-"""Walk through a slide in a real napari viewer while its tiles decode slowly: what a user feels.
+"""Pan and zoom through a slide in a real napari viewer while its tiles decode slowly.
 
 Usage: ``python -m benchmarks.walk [--slide FILE --costs 0 5 20 80 --rounds 3 --json FILE]``
 
-The walk of 20 s is that of `walking.py`: in, along, a jump, out, in elsewhere, along. Each walk has
-a process, settings and an empty cache of its own; in each round the modes take turns. What is
-reported is the median of the rounds, of what was blank the worst. The status is 1 if ours misses
-a target.
+The walk of `walking.py` takes 20 s: in, along, a jump, out, in at another position, along. Each
+walk has its own process, settings and empty cache, and the modes alternate in each round. The
+results are medians over the rounds, except that blank shares are the worst. The status is 1 if ours
+misses a target.
 
 - ``ours``: opened by the plugin.
 - ``blocking``, ``async``, ``dask``: the same levels, added as they are, with napari's synchronous
-  or asynchronous slicing; as Dask arrays of one tile a chunk, synchronously.
+  or asynchronous slicing, or as Dask arrays of one tile per chunk with synchronous slicing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SLICE_P95_MS = 16.0
 SLICE_WORST_MS = 40.0
 STALL_BY_ASYNC = 1.3
 EXACT_BY_BEST = 1.2
-# Faster than this, it only tells by luck whether the last step of the walk needed new tiles.
+# Below this, the result depends on whether the last step happened to need new tiles.
 EXACT_AT_LEAST_MS, EXACT_COMPARED_MS = 50.0, 60.0
 LISTS = {"longest_slices", "longest_stalls"}
 WORST = ("blank_worst_percent", "blank_frames")
@@ -76,7 +76,7 @@ def walk(mode: str, slide: Path, cost: float, more: Sequence[str] = ()) -> Figur
 def walk_rounds(
     modes: Sequence[str], slide: Path, costs: Sequence[float], rounds: int
 ) -> dict[float, dict[str, list[Figures]]]:
-    """Walk in every mode at every cost; another mode is the first in each round."""
+    """Walk in every mode at every cost, a different mode first in each round."""
     runs: dict[float, dict[str, list[Figures]]] = {
         cost: {mode: [] for mode in modes} for cost in costs
     }
@@ -90,7 +90,7 @@ def walk_rounds(
 
 
 def summary(runs: list[Figures]) -> Figures:
-    """Return the medians of some runs, of what was blank the worst; None where one has none."""
+    """Return the medians of some runs and the worst blank shares; None if a run lacks a value."""
     figures: Figures = {}
     for name in runs[0].keys() - LISTS:
         values = [run[name] for run in runs]
@@ -104,9 +104,9 @@ def summary(runs: list[Figures]) -> Figures:
 
 
 def judge(modes: dict[str, Figures]) -> dict[str, tuple[Any, float, bool]]:
-    """Return of each target our figure, the most that it may be, and whether it is met.
+    """Return for each target our result, its limit, and whether it is met.
 
-    Targets by comparison are left out where nothing was walked to compare with.
+    Targets that compare modes are skipped if the other mode did not run.
     """
     ours = modes["ours"]
     limits = {
@@ -165,14 +165,14 @@ def main() -> int:
         "frames into this folder as PNG",
     )
     parser.add_argument("--every", type=int, default=5, help="write each Nth frame of the film")
-    given = parser.parse_args()
-    slide = given.slide or ensure_slide(given.folder, SIDE, "jpeg")
-    if given.film is not None:
-        more = ["--film", str(given.film), "--every", str(given.every)]
-        walk(given.modes[0], slide, given.costs[0], more)
+    args = parser.parse_args()
+    slide = args.slide or ensure_slide(args.folder, SIDE, "jpeg")
+    if args.film is not None:
+        more = ["--film", str(args.film), "--every", str(args.every)]
+        walk(args.modes[0], slide, args.costs[0], more)
         return 0
 
-    runs = walk_rounds(given.modes, slide, given.costs, given.rounds)
+    runs = walk_rounds(args.modes, slide, args.costs, args.rounds)
     figures: dict[str, Any] = {}
     missed = []
     for cost, walked in runs.items():
@@ -182,8 +182,8 @@ def main() -> int:
         missed += [f"{name} at {cost:g} ms" for name, (*_, met) in judged.items() if not met]
         figures[f"{cost:g}"] = {"modes": modes, "targets": judged, "runs": walked}
     load = os.getloadavg()[1] if hasattr(os, "getloadavg") else None
-    record = {"slide": slide.name, "canvas": CANVAS, "rounds": given.rounds, "load": load}
-    write_json(given.json, {**record, "missed": missed, "costs_ms": figures})
+    record = {"slide": slide.name, "canvas": CANVAS, "rounds": args.rounds, "load": load}
+    write_json(args.json, {**record, "missed": missed, "costs_ms": figures})
     if missed:
         print(f"\nMISSED by ours: {'; '.join(missed)}")
     return int(bool(missed))

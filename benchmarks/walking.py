@@ -1,7 +1,7 @@
-"""Walk through a slide in one real viewer, and write what a user feels.
+"""Walk through a slide in one real viewer, and write down how responsive it was.
 
 Usage: ``python -m benchmarks.walking MODE --slide FILE --cost MS --json FILE``; `walk.py` runs
-this in processes of their own.
+this in separate processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.stage import (
     settle,
 )
 from napari_wsigpu import open_slide
-from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -48,14 +48,14 @@ LONGEST = 5
 
 
 class Pose(NamedTuple):
-    """Where the camera is.
+    """A position of the camera.
 
     Attributes
     ----------
     zoom : float
-        Pixels of the canvas for one of level 0.
+        Canvas pixels per pixel of level 0.
     y, x : float
-        What is in the middle, in pixels of level 0.
+        Centre of the view in pixels of level 0.
     """
 
     zoom: float
@@ -64,14 +64,14 @@ class Pose(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of the walk: from one pose to another in so many seconds."""
+    """A part of the walk: from one pose to another within some seconds."""
 
     seconds: float
     begin: Pose
     end: Pose
 
     def at(self, time: float) -> Pose:
-        """Return the pose after some time; while the zoom changes, the way follows it."""
+        """Return the pose after some time; the path follows the zoom while that changes."""
         part = time / self.seconds
         first, last = self.begin, self.end
         zoom = math.exp((1 - part) * math.log(first.zoom) + part * math.log(last.zoom))
@@ -82,9 +82,9 @@ class Leg(NamedTuple):
 
 
 def legs_of(width: int, height: int, fit: float) -> list[Leg]:
-    """Return the walk over a slide: 20 s, begun where `fit` shows it whole.
+    """Return a walk of 20 s over a slide, starting with the whole slide in view (`fit`).
 
-    In, along, a jump and a rest there, out, in elsewhere, along.
+    In, along, a jump and a rest, out, in at another position, along.
     """
     whole = Pose(fit, height * 0.5, width * 0.5)
     first = Pose(1, height * 0.4, width * 0.3)
@@ -104,7 +104,7 @@ def legs_of(width: int, height: int, fit: float) -> list[Leg]:
 
 
 def pose_at(legs: list[Leg], time: float) -> Pose:
-    """Return where the walk is after some time."""
+    """Return the pose of the walk after some time."""
     for leg in legs:
         if time <= leg.seconds:
             return leg.at(time)
@@ -113,7 +113,7 @@ def pose_at(legs: list[Leg], time: float) -> Pose:
 
 
 def add_slide(viewer: Viewer, mode: str, path: Path) -> Image:
-    """Open a slide in one of the ways that are compared."""
+    """Open a slide in one of the compared modes."""
     if mode == "ours":
         return viewer.open(path, plugin="napari-wsigpu")[0]
     levels, attributes, _ = slide_layers(open_slide(path))[0]
@@ -123,12 +123,12 @@ def add_slide(viewer: Viewer, mode: str, path: Path) -> Image:
 
 
 class View:
-    """What a pose shows of each level, exactly.
+    """The exact pixels of each level that a pose shows.
 
     Parameters
     ----------
     slide : Slide
-        Read at once and without delay.
+        Read immediately and without the added delay.
     pose : Pose
         The view.
     """
@@ -149,18 +149,18 @@ class View:
             self._exact[image.height, image.width] = rows, columns, pixels
 
     def is_shown_by(self, layer: Image) -> bool:
-        """Whether a layer's slice covers the view, of the level for it, with the exact pixels.
+        """Return whether a layer's slice covers the view with exact pixels of the right level.
 
-        A few pixels are compared first, then all.
+        A few pixels are compared first, then all of them.
         """
         shape = tuple(layer.data[layer.data_level].shape[:2])
         rows, columns, exact = self._exact[shape]
         shown = layer._slice.image.raw
-        place = layer._transforms["tile2data"]
+        position = layer._transforms["tile2data"]
         factors = layer.downsample_factors[layer.data_level][:2]
-        if not np.allclose(place.scale, factors):
+        if not np.allclose(position.scale, factors):
             return False
-        top, left = np.round(place.translate / factors).astype(int)
+        top, left = np.round(position.translate / factors).astype(int)
         if rows.start < top or columns.start < left:
             return False
         part = shown[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
@@ -172,16 +172,16 @@ class View:
 
 
 class Waiting:
-    """Looks whether a view is exact.
+    """Check whether a view is exact.
 
     Parameters
     ----------
     view : View
-        What the layer is to show.
+        The expected view.
     layer : Image
-        Looked at every few milliseconds.
+        Checked every few milliseconds.
     heartbeat : Heartbeat
-        Told of what looking takes.
+        Excludes the time of the checks.
     """
 
     def __init__(self, view: View, layer: Image, heartbeat: Heartbeat) -> None:
@@ -193,7 +193,7 @@ class Waiting:
         self._seconds: float | None = None
 
     def seconds(self) -> float | None:
-        """Wait; return how long it took, or None when patience has ended."""
+        """Wait; return the seconds, or None on a timeout."""
         timer = QTimer()
         timer.timeout.connect(self._look)
         timer.start(CHECK_MS)
@@ -212,7 +212,7 @@ class Waiting:
 
 
 def rest(decoder: SlowDecoder) -> None:
-    """Wait until nothing is decoded any more."""
+    """Wait until all decoding has finished."""
     tiles = -1
     while tiles != decoder.tiles:
         tiles = decoder.tiles
@@ -227,7 +227,7 @@ def go_to(viewer: Viewer, layer: Image, pose: Pose) -> None:
 
 
 def script_is_exact(layer: Image, slide: Slide, pose: Pose) -> bool:
-    """Whether level 0 reads exactly where the walk ended, and where it never was."""
+    """Return whether level 0 reads exactly at the end of the walk and where it never was."""
     end = int(pose.y), int(pose.x)
     return all(
         np.array_equal(
@@ -239,7 +239,7 @@ def script_is_exact(layer: Image, slide: Slide, pose: Pose) -> bool:
 
 
 class Film:
-    """Keeps every Nth frame, to be written when the walk has ended."""
+    """Keep every Nth frame, to write it after the walk."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self._folder = folder
@@ -248,13 +248,13 @@ class Film:
         self._pictures: list[tuple[int, Frame, NDArray[np.uint8]]] = []
 
     def take(self, frame: Frame, pixels: NDArray[np.uint8]) -> None:
-        """Keep this frame if its turn has come."""
+        """Keep this frame if it is an Nth one."""
         if self._count % self._every == 0:
             self._pictures.append((self._count, frame, pixels.copy()))
         self._count += 1
 
     def write(self, begin: float) -> None:
-        """Write the frames since the walk began, named by number, seconds and what was blank."""
+        """Write the frames of the walk, named by number, seconds and blank share."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for number, frame, pixels in self._pictures:
             if frame.time >= begin:
@@ -263,7 +263,7 @@ class Film:
 
 
 def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[str, Any]:
-    """Walk once, and return what was felt."""
+    """Walk once, and return the measurements."""
     decoder, collections = SlowDecoder(), CollectionClock()
     slices, heartbeat = SliceClock(collections), Heartbeat(collections)
     get_settings().experimental.async_ = mode == "async"
@@ -339,7 +339,7 @@ def _longest(spans: list[Span], begin: float) -> list[dict[str, float]]:
     longest = sorted(spans, key=lambda span: span.seconds, reverse=True)[:LONGEST]
     return [
         {
-            "at_s": round(span.begin - begin, 2),
+            "at_s": round(span.start - begin, 2),
             "ms": round(span.seconds * 1e3, 1),
             "gc_ms": round(span.collecting * 1e3, 1),
         }
@@ -361,10 +361,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--film", type=Path, help="write frames into this folder, as PNG")
     parser.add_argument("--every", type=int, default=5, help="write each Nth frame")
-    given = parser.parse_args()
-    film = None if given.film is None else Film(given.film, given.every)
-    figures = measure(given.mode, given.slide, given.cost, film)
-    given.json.write_text(json.dumps(figures), encoding="utf-8")
+    args = parser.parse_args()
+    film = None if args.film is None else Film(args.film, args.every)
+    figures = measure(args.mode, args.slide, args.cost, film)
+    args.json.write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

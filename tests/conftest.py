@@ -80,8 +80,8 @@ def decoding_threads() -> list[str]:
 def pinned_places() -> int:
     """How many places of tiles are pinned, on all devices."""
     caches = runtime.default().devices._tiles.values()
-    shelves = [shelf for cache in caches for shelf in cache._shelves.values()]
-    return sum(int(shelf.pins.sum()) for shelf in shelves)
+    pools = [pool for cache in caches for pool in cache._pools.values()]
+    return sum(int(pool.pins.sum()) for pool in pools)
 
 
 @pytest.fixture
@@ -156,9 +156,10 @@ def modules_are_no_garbage(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_disk_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what is read of remote slides away from the user's cache."""
+    """Keep what is read of remote slides, and unsaved annotations, away from the user's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(tmp_path_factory.mktemp("blocks")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

@@ -323,6 +323,7 @@ BUILTINS = {
     "SlideClosedError": ValueError,
     "RegionError": ValueError,
     "LevelError": IndexError,
+    "NoSuchItemError": KeyError,
     "MissingPackageError": ImportError,
     "UnsupportedArrayError": NotImplementedError,
     "LayerError": ValueError,
@@ -368,3 +369,10 @@ class TestErrors:
         assert str(copy) == str(error)
         assert "row 3, column 7" in str(error)
         assert "1 more" in str(error)
+
+    def test_a_tile_error_keeps_its_locations(self):
+        error = errors.TileError("slide.tif", [("level 0, row 0, column 0", "x")], (1,))
+        error = error.among([(0, 0), (np.int64(32), 64)])
+        copy = pickle.loads(pickle.dumps(error))
+        assert (copy.regions, copy.locations) == ((1,), ((32, 64),))
+        assert str(copy) == str(error)

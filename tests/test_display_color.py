@@ -393,7 +393,7 @@ def test_whole_tiles_of_a_mosaic_show_the_background_in_its_colour(path):
     layout = replace(layout, levels=(mosaic,), icc=place, background=BACKGROUND)
     with Slide(layout, "cpu") as slide:
         slide.display_color = "srgb"
-        key = TileKey(slide.displayed.number(slide.display_color), 0, 0, 0)
+        key = TileKey(slide.displayed.slide, 0, 0, 0, "srgb")
         tile = slide.displayed.read_tiles([key])[key]
         np.testing.assert_array_equal(tile[0, 0], slide.displayed.background(slide.display_color))
         exact = slide.level_array(0, tolerant=True)[: tile.shape[0], : tile.shape[1]]

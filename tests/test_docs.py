@@ -1,6 +1,7 @@
-"""The documents name what there is."""
+"""Links, files and names in the documents exist."""
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,9 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# A folder, or a file and perhaps what it defines: reading/plan.py:ReadPlan.regions_of
+# A folder, or a file with an optional definition: reading/plan.py:ReadPlan.regions_of
 NAMED = re.compile(r"`([\w./-]+/|[\w./-]*\w\.(?:py|cu|md|yaml|toml|txt))(?::([\w.]+))?`")
-# What users' programs, not ours, are called; and what a recipe has them write.
+# Files that a recipe creates, and module paths that look like files.
 OTHERS = {"src/napari_wsigpu/formats/tiff/VENDOR.py", "napari_wsigpu.errors"}
 
 ALL = [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS]
@@ -73,6 +74,25 @@ def test_named_files_and_what_they_define_exist(path):
     assert missing == []
 
 
+def test_threads_and_locks_of_the_architecture_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    source = "".join(path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py")))
+    threads, locks = (
+        text.split(f"## {title}")[1].split("\n## ")[0] for title in ("Threads", "Locks")
+    )
+    names = re.findall(r"`((?:wsigpu|slide)-[\w-]+)`", threads)
+    assert len(names) > 10
+    assert [name for name in names if f'"{name}' not in source] == []
+    owners = re.findall(r"`(\w+)\.(\w+)`", locks)
+    assert len(owners) > 10
+    assert [
+        f"{owner}.{attribute}"
+        for owner, attribute in owners
+        if not re.search(rf"^class {owner}\b", source, re.MULTILINE)
+        or not re.search(rf"\b{attribute}\b", source)
+    ] == []
+
+
 def test_rooms_import_only_from_their_row_and_those_above():
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     rows = [re.findall(r"`([\w/.]+)`", line.split("|")[1]) for line in text.splitlines()
@@ -89,3 +109,21 @@ def test_rooms_import_only_from_their_row_and_those_above():
                 if room in order and order.get(other, -1) > order[room]:
                     wrong.append(f"{file.relative_to(PACKAGE)} imports {node.module}")
     assert wrong == []
+
+
+def test_prose_is_idiomatic(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    prose = importlib.import_module("prose")
+    found, count = prose.check()
+    # A few of these phrases are right where they are: "No such file".
+    assert len(found) * 10_000 / count <= 3, "\n".join(found)
+
+
+def test_prose_check_finds_translated_phrases(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    prose = importlib.import_module("prose")
+    page = tmp_path / "page.md"
+    page.write_text("Of tiles, those beside the region begin anew.\n\n```\nbeside = 1\n```\n")
+    found, count = prose.check([page])
+    assert count == 8
+    assert [place.split(": ")[1] for place in found] == ["begin", "fronted Of", "beside", "anew"]

@@ -16,7 +16,7 @@ import pytest
 from napari_wsigpu import Slide
 from napari_wsigpu.cli import main
 from napari_wsigpu.model.limits import Limits, limits
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.conftest import has_display
 from tests.viewer.conftest import no_notifications, own_settings, viewer
 from tests.writers.icc import ADOBE
@@ -25,7 +25,7 @@ __all__ = ["no_notifications", "own_settings", "viewer"]
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# What stands before a block says how it is tested: what a page leaves to its reader is run first.
+# Comments before a block say how to test it, and give the code that the page leaves out.
 BLOCK = re.compile(
     r"(?:^<!-- (?P<how>compiled only: needs [^>]+|run as a program(?:, needs [\w, ]+)?) -->\n)?"
     r"(?:^<!-- before\n(?P<before>.*?)^-->\n)?"
@@ -59,24 +59,26 @@ PAGES = [
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the code of a page runs: beside a slide."""
+    """Return the folder in which the code of a page runs; it contains a slide."""
     (tmp_path / "slide.svs").write_bytes(with_profile(sample_path().read_bytes()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.timeout(600)  # packages that pages are about take long to import
+@pytest.mark.timeout(600)  # some packages take long to import
 @pytest.mark.parametrize("path", PAGES)
 def test_code_runs(path, folder, request, monkeypatch):
     for name, limit in vars(limits).items():
-        monkeypatch.setattr(limits, name, limit)  # and back, whatever a page sets
+        monkeypatch.setattr(limits, name, limit)  # restores what a page sets
     names = {"__name__": "docs"}
     for block in blocks(path):
         if block.language == "sh":
             for line in block.code.splitlines():
                 run_command(shlex.split(line, comments=True))
             continue
-        assert block.language == "python", "blocks are of python or sh"
+        if block.language == "text":
+            continue
+        assert block.language == "python", "blocks are of python, sh or text"
         code = compile(block.before + block.code, str(path), "exec")
         if block.how.startswith("compiled"):
             continue
@@ -95,7 +97,7 @@ def test_code_runs(path, folder, request, monkeypatch):
 
 
 def packages_of(block):
-    """Return what a program needs that this package does not."""
+    """Return the packages that a program needs in addition to ours."""
     return block.how.removeprefix("run as a program").replace(", needs", ",").split(", ")[1:]
 
 
@@ -119,7 +121,7 @@ def run_program(code, folder):
 
 
 def run_command(words):
-    """Run a command of ours; of others, see that what they name is there."""
+    """Run a `wsigpu` command; check the names in `make` and `pip` commands."""
     if not words:
         return
     if words[0] == "wsigpu":
@@ -136,7 +138,7 @@ def run_command(words):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_code_is_in_fences(path):
-    """Indented blocks would not be found by the test above."""
+    """Indented blocks would escape the test above."""
     text = BLOCK.sub("", path.read_text("utf-8"))
     assert not re.search(r"^(    \S|```|~~~)", text, re.MULTILINE)
 
@@ -146,13 +148,14 @@ def test_the_readme_is_short():
     assert len(words) <= 600
 
 
-def test_troubleshooting_quotes_what_the_doctor_says():
+def test_troubleshooting_quotes_what_the_command_says():
     page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text("utf-8")
     package = ROOT / "src" / "napari_wsigpu"
     said = "".join(
         (package / "cli" / name).read_text("utf-8") for name in ("doctor.py", "probes.py")
     )
-    said += (package / "native" / "__init__.py").read_text("utf-8")
+    for name in ("__init__.py", "tables.py"):
+        said += (package / "native" / name).read_text("utf-8")
     names = {limit.name for limit in fields(Limits)}
     quoted = set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
     assert names < quoted

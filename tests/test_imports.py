@@ -51,7 +51,8 @@ def engine_modules():
     files = [file for name in rooms for file in (root / name).rglob("*.py")]
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
     # What imports the packages of an extra is imported when it is first needed.
-    names.remove("napari_wsigpu.formats.dicom.dicom_instance")
+    for name in ("dicom_instance", "dicom_json"):
+        names.remove(f"napari_wsigpu.formats.dicom.{name}")
     return [name.removesuffix(".__init__") for name in names]
 
 
@@ -73,8 +74,8 @@ LATER = {
         f"napari_wsigpu.{name}"
         for name in (
             "annotations", "cli", "compat", "conversion", "datasets",
-            "gpu.transfer.nvcomp", "gpu.transfer.zarr", "storage.zarr.chunks",
-            "storage.zarr.source", "viewer", "widgets",
+            "gpu.transfer.nvcomp", "gpu.transfer.zarr_reader", "storage.zarr.chunks",
+            "storage.zarr.zarr_source", "viewer", "widgets",
         )
     ),
     *(f"imagecodecs._{name}" for name in ("blosc", "bz2", "imcd", "lz4", "lzma", "zstd")),

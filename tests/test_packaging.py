@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "napari_wsigpu"
 OPENS_THE_SAMPLE = """
 from napari_wsigpu import __file__, native, open_slide
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 assert __file__.startswith({folder!r}) and str(sample_path()).startswith({folder!r})
 with open_slide(sample_path(), "cpu") as slide:
     print(slide.levels[-1][...].std() > 10, native.available)
@@ -31,6 +32,16 @@ def built(tmp_path_factory):
     subprocess.run(command, check=True, capture_output=True)
     [source], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return source, wheel
+
+
+def test_bioio_finds_one_requirement_of_its_reader():
+    # bioio looks up the distribution by the name of the entry point, and raises an error unless
+    # exactly one requirement, of any extra, starts with bioio-base.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["bioio.readers"].keys() == {project["name"]}
+    extras = project["optional-dependencies"].values()
+    required = [*project["dependencies"], *(name for extra in extras for name in extra)]
+    assert sum(name.startswith("bioio-base") for name in required) == 1
 
 
 def package_files():

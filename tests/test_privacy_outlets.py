@@ -2,19 +2,23 @@
 
 import json
 import logging
+import os
 import pickle
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.cli import main
-from napari_wsigpu.slide.facts import facts, said
+from napari_wsigpu.slide.facts import facts, file_report
 from napari_wsigpu.storage.remote.disk_cache import disk_cache
-from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 from tests.fakes.rangeserver import RangeServer
-from tests.writers import gallery
+from tests.slide.test_opening import in_child
+from tests.writers import gallery, zarrs
 
 MARK = "Zyxqmark"
 FOLDED = MARK.casefold()
@@ -71,15 +75,75 @@ def test_layers_and_docks(path):
         layers = slide_layers(slide)
         for _, attributes, _ in layers:
             check(f"{attributes}")
-        check(f"{facts(slide)} {said(slide, private=False)}")
+        check(f"{facts(slide)} {file_report(slide, private=False)}")
         check(f"{slide!r} {slide} {slide.stats()} {slide.levels} {slide.associated_images}")
         pickled = pickle.dumps([slide, slide.levels, slide.opener("cpu")])
         check(pickled.decode("latin1"), *slide.path.split("/"), *names_of_files(slide))
         with pickle.loads(pickled)[0] as again:
             assert again.metadata == slide.metadata
             assert list(again.labels) == list(slide.labels)
-        shown = f"{slide_layers(slide, private=True)} {said(slide, private=True)}"
+        shown = f"{slide_layers(slide, private=True)} {file_report(slide, private=True)}"
         assert MARK in shown or path.parent.name in SILENT
+
+
+def spoken(slide):
+    """Return all that a slide, its parts and the slides of its labels and planes say of themselves.
+
+    The texts of pickles are included.
+    """
+    images = [slide, *slide.labels.values()]
+    if slide.planes.names:
+        images.append(slide.plane(**dict.fromkeys(slide.planes.names, 0)))
+    texts = []
+    for image in images:
+        parts = [image, image.levels, *image.levels, *image.pyramid, image.associated_images]
+        parts += [
+            image.layout,
+            image.planes,
+            image.opener("cpu"),
+            image.stats(),
+            *image.associated_images.values(),
+        ]
+        texts += [f"{part!r} {part!s} {dir(part)}" for part in parts]
+        texts += [image._repr_html_(), pickle.dumps([image, image.levels]).decode("latin1")]
+    return "\n".join(texts)
+
+
+@pytest.fixture(scope="module")
+def spawned():
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield lambda work, slide: pool.submit(work, slide).result(120)
+
+
+def test_what_slides_say_in_any_process(path, spawned):
+    with open_slide(path, "cpu") as slide:
+        allowed = slide.path.split("/"), names_of_files(slide)
+        for text in (
+            spoken(slide),
+            spoken(pickle.loads(pickle.dumps(slide))),
+            spawned(spoken, slide),
+        ):
+            check(text, *allowed[0], *allowed[1])
+        if hasattr(os, "fork"):
+            check(in_child(lambda: spoken(slide)), *allowed[0], *allowed[1])
+
+
+def test_plates(tmp_path):
+    """An image of a well opens; neither it nor the plate's refusal says the names."""
+    plate, well = tmp_path / "plate.zarr", f"{MARK}/{MARK} 1"
+    wells = {"name": MARK, "rows": [{"name": MARK}], "wells": [{"path": well}]}
+    zarrs.write_group(plate, {"plate": {**wells, "columns": [{"name": f"{MARK} 1"}]}})
+    zarrs.write_group(plate / well, {"well": {"images": [{"path": MARK}]}})
+    pixels = [gallery.CHANNELS]
+    zarrs.write_image(plate / well / MARK, pixels, more={"omero": {"name": MARK}, MARK: MARK})
+    for folder in (plate, plate / well):
+        with pytest.raises(SlideError, match="of many images") as refused:
+            open_slide(folder, "cpu")
+        check(f"{refused.value} {refused.value!r}", str(folder))
+    with open_slide(plate / well / MARK, "cpu") as slide:
+        check(spoken(slide), *str(plate / well).split("/"))
+        convert(slide.path, tmp_path / "converted.zarr")
+    check(everything(tmp_path / "converted.zarr"))
 
 
 def test_converted_slides_and_logs(path, tmp_path, caplog):

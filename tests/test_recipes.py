@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import napari_wsigpu
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.conftest import has_display
 from tests.writers import slides, tiffbytes
 
@@ -99,7 +99,7 @@ DOCK = '''
 
 from magicgui.widgets import Container, Label
 
-from napari_wsigpu.widgets.slide_dock import SlideDock
+from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 
 
 class ScannerDock(SlideDock):
@@ -181,7 +181,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
     add(
         "codecs/inverted.py",
         COMPRESSION,
-        to="codecs/table.py",
+        to="codecs/compressions.py",
         lines={
             "from napari_wsigpu.codecs.jpeg2000": (
                 "from napari_wsigpu.codecs.inverted import unpack_inverted\n"
@@ -199,7 +199,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
             "    if layout.levels[0].array is not None:\n": (
                 '    if layout.vendor == "acme":\n        return WholeSource(layout.path)\n'
             ),
-            "from napari_wsigpu.storage.remote.source import": (
+            "from napari_wsigpu.storage.remote.remote_source import": (
                 "from napari_wsigpu.storage.whole import WholeSource\n"
             ),
         },
@@ -239,6 +239,6 @@ def test_a_decoder(package, tmp_path):
 @pytest.mark.skipif(not has_display(), reason="there is no X display (install Xvfb)")
 def test_a_dock(package):
     add, show = package
-    lines = {"  readers:\n": COMMAND, "  configurations:\n": WIDGET}
+    lines = {"  keybindings:": COMMAND, "  configurations:\n": WIDGET}
     add("widgets/scanner.py", DOCK, to="napari.yaml", lines=lines)
     assert show(sample_path(), SHOW_DOCK) == ["", False, "aperio", True]

@@ -104,7 +104,7 @@ def test_pyramids_are_tifffiles(name):
         for item, size in zip(series.levels, sizes, strict=True):
             expected = item.asarray()
             if item.axes == "IYXS":  # of a stack the first plane is shown
-                assert slide.layout.hidden_planes == len(expected) - 1
+                assert slide.layout.other_planes == len(expected) - 1
                 expected = expected[0]
             elif "S" not in item.axes:  # pages are channels
                 expected = np.moveaxis(expected.reshape(-1, *expected.shape[-2:]), 0, -1)

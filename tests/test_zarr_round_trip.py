@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.conftest import shared_slide
 from tests.writers import slides
 from tests.writers.icc import ADOBE

@@ -1,4 +1,4 @@
-"""Draw the charts of the documents, of the figures in `benchmarks/results`.
+"""Draw the charts of the documents from the results in `benchmarks/results`.
 
 Usage: ``python tools/charts.py``
 """
@@ -13,56 +13,52 @@ from figures import value
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 OURS, OTHERS = "#7b3fb5", "#9aa0a6"
-LABELS, BARS, ROW, TOP = 214, 340, 26, 56
+LABELS, BARS, ROW, TOP = 214, 340, 26, 56  # pixels
 
 
 class Chart(NamedTuple):
-    """Bars of one kind: by name what fills the key, after `FILE: ` where it is in another."""
+    """A bar chart: `bars` maps the label of a bar to what replaces ``{}`` in the key."""
 
     title: str
     subtitle: str
     unit: str
-    file: str
     key: str
     bars: dict[str, str]
 
 
 CHARTS = {
     "viewport": Chart(
-        "A viewport of 1536 x 1024 by the CPU: milliseconds, less is better",
-        "JPEG slide of 32 768 x 32 768, two cores, caches empty, median of 30",
+        "A 1536 x 1024 viewport on the CPU: milliseconds, less is better",
+        "JPEG slide of 32 768 x 32 768, two cores, empty caches, median of 30",
         "ms",
-        "viewport-cpu",
-        "codecs/jpeg/readers/{}/median_ms",
+        "viewport-cpu: codecs/jpeg/readers/{}/median_ms",
         {
             "napari-wsigpu": "napari-wsigpu",
             "FastSlide (not exact)": "FastSlide",
             "tiffslide": "tiffslide",
-            "tifffile as zarr": "tifffile as zarr",
+            "tifffile as Zarr": "tifffile as zarr",
             "OpenSlide": "OpenSlide",
             "napari-wsi": "napari-wsi",
         },
     ),
     "patches": Chart(
-        "Random patches of 256² on an H200 with 16 cores: a second, more is better",
-        "JPEG slide of 65 536 x 65 536, caches empty, median of 3",
+        "Random patches of 256 x 256 on an H100 with 16 cores: per second, more is better",
+        "JPEG slide of 65 536 x 65 536, empty caches, median of 3",
         "",
-        "patches-h200",
-        "random/size=256/readers/reader={}/median",
+        "patches-h100: random/size=256/readers/reader={}/median",
         {
-            "napari-wsigpu, to the device": "ours, to device, batch 256",
-            "napari-wsigpu, to the host": "ours, GPU to host, batch 256",
-            "cuCIM, 16 CPU workers": "cuCIM",
+            "napari-wsigpu, to the GPU": "ours, to device, batch 256",
+            "napari-wsigpu, GPU to host": "ours, GPU to host, batch 256",
             "napari-wsigpu, CPU": "ours, CPU, batch 256",
+            "cuCIM, 16 CPU workers": "cuCIM",
             "OpenSlide": "OpenSlide",
         },
     ),
     "regions": Chart(
-        "A region of 4096 x 4096 to the host on an H200: milliseconds, less is better",
-        "JPEG slide of 65 536 x 65 536, tiles of 256², median of 64 (of the last two 15)",
+        "A 4096 x 4096 region to host memory on an H200: milliseconds, less is better",
+        "JPEG slide of 65 536 x 65 536, tiles of 256 x 256, median of 64 (of the last two 15)",
         "ms",
-        "gpu-h200",
-        "viewport/tile=256&size=4096&reader={}/median_ms",
+        "gpu-h200: viewport/tile=256&size=4096&reader={}/median_ms",
         {
             "napari-wsigpu": "ours, auto, to host",
             "cuCIM, 16 CPU workers": "cuCIM, 16 workers",
@@ -71,27 +67,22 @@ CHARTS = {
         },
     ),
     "walk": Chart(
-        "A walk through a slide in napari: time of a slice in the main thread, less is better",
-        "95th percentile, where each tile takes 20 ms more to decode, two cores",
+        "Panning and zooming in napari: main-thread time per slice, less is better",
+        "95th percentile with 20 ms added to the decoding of each tile, two cores",
         "ms",
-        "walk",
-        "costs_ms/20/modes/{}/slice_p95_ms",
+        "walk: costs_ms/20/modes/{}/slice_p95_ms",
         {
             "napari-wsigpu": "ours",
-            "levels that block": "blocking",
-            "Dask": "dask",
+            "napari, blocking": "blocking",
+            "Dask arrays": "dask",
         },
     ),
 }
 
 
 def draw(chart: Chart) -> str:
-    """Draw a chart as SVG."""
-    sources = {name: reader.rpartition(": ") for name, reader in chart.bars.items()}
-    figures = {
-        name: value(file or chart.file, chart.key.format(reader))
-        for name, (file, _, reader) in sources.items()
-    }
+    """Return a chart as SVG."""
+    figures = {name: value(chart.key.format(reader)) for name, reader in chart.bars.items()}
     most = max(figures.values())
     height = TOP + ROW * len(figures) + 8
     width = LABELS + BARS + 90
@@ -117,7 +108,7 @@ def draw(chart: Chart) -> str:
 
 
 def main() -> None:
-    """Write all charts."""
+    """Write all charts to `PICTURES`."""
     for name, chart in CHARTS.items():
         (PICTURES / f"{name}.svg").write_text(draw(chart), "utf-8")
 

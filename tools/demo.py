@@ -1,4 +1,4 @@
-"""Open the sample slide in napari; where there is no display, render it to a PNG."""
+"""Open the sample slide in napari, or render it to a PNG if there is no display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 PICTURE = "demo.png"
-SIZE = 1500, 950  # with room for the inspector, which opens by itself then
+SIZE = 1500, 950  # wide enough for the inspector to open by itself
 PACKAGES = (
     "xvfb xauth libgl1 libegl1 libopengl0 libglx-mesa0 libgl1-mesa-dri libxkbcommon-x11-0 "
     "libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-randr0 "
@@ -20,10 +20,10 @@ PACKAGES = (
 
 
 def main() -> int:
-    """Run the demo; return its exit status."""
+    """Run the demo; return the exit status."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("slide", nargs="?", help="a slide; by default the sample")
-    parser.add_argument("--picture", help="save a screenshot to this PNG and leave")
+    parser.add_argument("slide", nargs="?", help="a slide; the sample by default")
+    parser.add_argument("--picture", help="save a screenshot to this PNG and exit")
     options = parser.parse_args()
     if has_display():
         show(options.slide, options.picture)
@@ -32,35 +32,35 @@ def main() -> int:
 
 
 def has_display() -> bool:
-    """Whether a window can be opened."""
+    """Return whether a window can be opened."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def run_under_xvfb(slide: str | None, picture: str) -> int:
-    """Run this program again on a virtual display."""
+    """Run this program again under Xvfb."""
     print(f"There is no display: rendering to {picture} under Xvfb.", flush=True)
     program = [sys.executable, __file__, "--picture", picture]
     return run_on_xvfb([*program, *([slide] if slide else [])])
 
 
 def run_on_xvfb(program: list[str]) -> int:
-    """Run a program on a virtual display, or say what is missing."""
+    """Run a program under Xvfb, or print what is missing; return the exit status."""
     xvfb = shutil.which("xvfb-run")
     if xvfb is None:
-        print("There is no display to open napari on, and no Xvfb to render a picture with.")
+        print("There is neither a display for napari nor Xvfb to render a picture.")
         print(f"Use a desktop, or install Xvfb: sudo apt-get install {PACKAGES}")
         return 1
     command = [xvfb, "-a", "-s", "-screen 0 1600x1000x24"]
     status = subprocess.run([*command, *program], check=False, timeout=300).returncode
     if status:
-        print(f"napari could not render. Its libraries: sudo apt-get install {PACKAGES}")
+        print(f"napari failed to render. It needs: sudo apt-get install {PACKAGES}")
     return status
 
 
 def show(slide: str | None, picture: str | None) -> None:
-    """Open a slide, and stay open unless a picture is wanted."""
+    """Open a slide; save a picture and close, or run napari until the user closes it."""
     import napari
     from qtpy.QtTest import QTest
 
@@ -75,7 +75,9 @@ def show(slide: str | None, picture: str | None) -> None:
     if picture is None:
         napari.run()
         return
-    for _ in range(2):  # the inspector follows the slide, and another view follows the inspector
+    for _ in range(
+        2
+    ):  # the inspector opens after the slide, and the view changes again after the inspector
         QTest.qWait(500)
         wait(layers[0])
     viewer.screenshot(picture, canvas_only=False)

@@ -1,61 +1,313 @@
-"""The figures of the documents are those of `benchmarks/results`.
+"""Fill the tables of the documents with the results in `benchmarks/results`.
 
-A figure is followed by a comment that names its file and key: ``5.2 ms<!-- viewport-cpu:
-codecs/jpeg/readers/napari-wsigpu/median_ms -->``. In lists an entry is named by some of its
-values, ``tile=256&size=1024``; `` * 1000`` at the end converts units.
+Usage: ``python tools/figures.py [--write]``
+
+A document holds each table between two fences, ``<!-- table: NAME -->`` and ``<!-- end -->``. With
+``--write``, the text between them is replaced; without it, the program lists the documents that are
+out of date and exits with 1. `TABLES` says which result stands in which cell.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-CITED = re.compile(r"(\d[\d,]*(?:\.\d+)?)([^\d<|]*)<!-- ([\w-]+): ([^>]+?)(?: \* ([\d.e-]+))? -->")
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FENCED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def value(file: str, key: str) -> float:
-    """Look up a figure.
+class Table(NamedTuple):
+    """A table: what its rows and columns are called, and where their figures are.
+
+    `rows` maps the label of a row to what replaces ``{}`` in the keys of its cells. `columns` maps
+    the heading of a column to a key of `value` and the format of its figures. `missing` lists the
+    keys that were not measured; their cells stay empty.
+    """
+
+    heading: str
+    rows: Mapping[str, str]
+    columns: Mapping[str, tuple[str, str]]
+    missing: Collection[str] = ()
+
+
+MS, COUNT = "{:,.1f} ms", "{:,.0f}"
+_SINGLE = "single-h100-16-cores: regions/reader={}&side=256&way=random/"
+_REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
+_WALK = "walk: costs_ms/20/modes/{}/"
+_JPEG2000 = "jpeg2000-h200: batches/tile=256&tiles={}&decoder=%s/gigapixels_a_second"
+
+
+def _window(side: str, mode: str) -> str:
+    return f"display-h200: summary/window={side}&series={{}}&mode={mode}/exact_ms_p50"
+
+
+TABLES = {
+    "viewport": Table(
+        "reader",
+        {
+            "napari-wsigpu": "napari-wsigpu",
+            "napari-wsigpu, from its cache": "napari-wsigpu, warm",
+            "FastSlide 0.8 (not exact)": "FastSlide",
+            "tiffslide 3.0": "tiffslide",
+            "tifffile as Zarr": "tifffile as zarr",
+            "OpenSlide 4.0": "OpenSlide",
+            "napari-wsi 1.3": "napari-wsi",
+        },
+        {
+            "JPEG": ("viewport-cpu: codecs/jpeg/readers/{}/median_ms", MS),
+            "JPEG 2000": ("viewport-cpu: codecs/jpeg2000/readers/{}/median_ms", MS),
+        },
+    ),
+    "single": Table(
+        "reader",
+        {
+            "napari-wsigpu": "ours",
+            "napari-wsigpu as OpenSlide": "ours, compat.openslide",
+            "cuCIM 26.10": "cuCIM",
+            "OpenSlide 4.0": "OpenSlide",
+            "tiffslide 3.0": "tiffslide",
+            "FastSlide 0.8 (not exact)": "FastSlide",
+        },
+        {
+            "CPU time per region": (_SINGLE + "cpu us", "{:,.0f} µs"),
+            "regions per second, 16 threads": (_SINGLE + "16 threads", COUNT),
+        },
+    ),
+    "patches": Table(
+        "patches per second",
+        {
+            "napari-wsigpu, to the GPU": "ours, to device, batch 256",
+            "napari-wsigpu, GPU to host": "ours, GPU to host, batch 256",
+            "napari-wsigpu, CPU": "ours, CPU, batch 256",
+            "cuCIM 26.10, 16 CPU workers": "cuCIM",
+            "FastSlide 0.8": "FastSlide",
+            "OpenSlide 4.0": "OpenSlide",
+        },
+        {
+            f"{side} x {side}": (
+                f"patches-h100: random/size={side}/readers/reader={{}}/median",
+                COUNT,
+            )
+            for side in (256, 512)
+        },
+    ),
+    "datasets": Table(
+        "patches per second",
+        {
+            "napari-wsigpu": "ours, threads",
+            "cuCIM 26.10": "cuCIM, processes, averaged there",
+            "OpenSlide 4.0": "OpenSlide, processes, averaged there",
+        },
+        {
+            heading: (f"datasets-h200: rows/case=cuda, {order}&loader={{}}/median", COUNT)
+            for heading, order in (
+                ("grid, in order", "in order"),
+                ("grid, shuffled", "shuffled"),
+                ("random positions", "at random places"),
+            )
+        },
+    ),
+    "walk": Table(
+        "levels shown by",
+        {
+            "napari-wsigpu": "ours",
+            "napari, blocking": "blocking",
+            "napari, asynchronous": "async",
+            "Dask arrays": "dask",
+        },
+        {
+            "slice, 95th percentile": (_WALK + "slice_p95_ms", COUNT + " ms"),
+            "longest stall": (_WALK + "stall_ms", COUNT + " ms"),
+            "blank canvas": (_WALK + "blank_mean_percent", "{:.0f} %"),
+            "exact after": (_WALK + "to_exact_ms", COUNT + " ms"),
+        },
+    ),
+    "regions": Table(
+        "reader",
+        {
+            "napari-wsigpu": "ours, auto, to host",
+            "napari-wsigpu, to the GPU": "ours, to device",
+            "cuCIM 26.10, 16 CPU workers": "cuCIM, 16 workers",
+            "cuCIM 26.10, cuda": "cuCIM, cuda",
+            "OpenSlide 4.0": "OpenSlide",
+        },
+        {f"{side} x {side}": (_REGIONS % side, MS) for side in (1024, 2048, 4096)},
+    ),
+    "window": Table(
+        "until exact",
+        {
+            "jump, zoom 1": "jump 1",
+            "jump, zoom 0.4": "jump 0.4",
+            "step of 512 pixels, zoom 1": "step 512 1",
+            "notch of the wheel, zoom 1": "wheel 1",
+        },
+        {
+            f"{width} x {height}, {name}": (_window(f"[{width}, {height}]", mode), MS)
+            for width, height in ((1920, 1200), (3840, 2160))
+            for name, mode in (("napari-wsigpu", "ours"), ("blocking", "blocking"))
+        },
+    ),
+    "jpeg2000": Table(
+        "tiles in a batch",
+        {"81": "81", "256": "256", "1024": "1024"},
+        {
+            name: (_JPEG2000 % decoder, "{:.2f}")
+            for name, decoder in (
+                ("our kernels", "ours"),
+                ("nvJPEG2000", "nvJPEG2000"),
+                ("imagecodecs, 16 cores", "imagecodecs"),
+            )
+        },
+    ),
+    "gpus": Table(
+        "GPUs",
+        {"1": "1", "2": "2", "4": "4"},
+        {
+            "stains of 12 slides by Dask": ("dask-gpu-h200-x4: gpu/seconds/{}", "{:.1f} s"),
+            "patches per second in PyTorch": (
+                "dataset-ranks-h200-x2: rows/gpus={}/median",
+                COUNT,
+            ),
+        },
+        missing=["dataset-ranks-h200-x2: rows/gpus=4/median"],
+    ),
+    "remote": Table(
+        "reader",
+        {
+            "napari-wsigpu": "napari-wsigpu",
+            "napari-wsigpu, second time": "napari-wsigpu, second time",
+            "tiffslide over fsspec": "tiffslide over fsspec",
+        },
+        {
+            "first view": ("remote: readers/{}/first view/seconds", "{:.2f} s"),
+            "requests": ("remote: readers/{}/first view/requests", COUNT),
+            "downloaded": ("remote: readers/{}/first view/megabytes", "{:.1f} MB"),
+        },
+    ),
+    "embed": Table(
+        "network",
+        {"ResNet-50, half precision": "embed"},
+        {
+            "tiles per second": ("embed-h200: {}/tiles_per_second", COUNT),
+            "network busy": ("embed-h200: {}/busy", "{:.1%}"),
+        },
+    ),
+    "outlines": Table(
+        "100 000 outlines of 20 vertices",
+        {
+            "read from GeoJSON": "read",
+            "made a layer of labels": "labels",
+            "made a layer of shapes": "shapes",
+            "view of the labels drawn": "view",
+        },
+        {"two cores": ("outlines-cpu: steps/{}/wall_s", "{:.2f} s")},
+    ),
+    "outlines-window": Table(
+        "20 000 shapes in a window drawn by the CPU",
+        {
+            "added from GeoJSON": "add",
+            "camera move without outlines, 95th percentile": "move p95, no outlines",
+            "camera move, 95th percentile": "move p95",
+            "all selected": "select",
+            "all classified": "classify",
+        },
+        {
+            f"{said}": (f"outlines-window: {name}/{{}}/wall_s", "{:.2f} s")
+            for name, said in (("napari", "napari draws"), ("plugin", "the plugin draws"))
+        },
+    ),
+    "grids": Table(
+        "regions per second, to the GPU",
+        {"256 x 256, as stored": "grid/size=256", "224 x 224, averaged": "grid/size=224"}
+        | {"224 x 224 at random, averaged": "mpp/size=224"},
+        {"one H100": ("patches-h100: {}/readers/reader=ours, to device/median", COUNT)},
+    ),
+}
+
+
+def value(key: str) -> float:
+    """Look up a result.
 
     Parameters
     ----------
-    file : str
-        Name of a file of results, without its ending.
     key : str
-        Names from the outside in, with slashes between them.
+        ``FILE: NAME/NAME/...``: a file of results without its ending, and the names that lead to
+        the figure in it. A name such as ``tile=256&size=1024`` selects the entry of a list that has
+        these values.
 
     Raises
     ------
     KeyError
-        If there is no such figure, or several.
+        If no entry or several entries match.
     """
-    found: Any = _results(file)
-    for name in key.split("/"):
+    file, _, path = key.partition(": ")
+    found = _results(file)
+    for name in path.split("/"):
         if isinstance(found, list):
-            wanted = dict(pair.split("=", 1) for pair in name.split("&"))
-            entries = [e for e in found if all(str(e.get(k)) == v for k, v in wanted.items())]
+            conditions = dict(pair.split("=", 1) for pair in name.split("&"))
+            entries = [
+                entry
+                for entry in found
+                if all(str(entry.get(field)) == text for field, text in conditions.items())
+            ]
             if len(entries) != 1:
-                raise KeyError(f"{len(entries)} entries are {name} in {file}: {key}")
-            found = entries[0]
-        else:
+                raise KeyError(f"{len(entries)} entries match {name} in {key}")
+            [found] = entries
+        elif isinstance(found, dict) and name in found:
             found = found[name]
+        else:
+            raise KeyError(f"{name} is not in {key}")
+    if not isinstance(found, int | float):
+        raise KeyError(f"{key} is not a number")
     return float(found)
 
 
 @cache
-def _results(file: str) -> Any:
-    return json.loads((RESULTS / f"{file}.json").read_text("utf-8"))
+def _results(file: str) -> object:
+    content: object = json.loads((RESULTS / f"{file}.json").read_text("utf-8"))
+    return content
 
 
-def wrong(text: str) -> list[str]:
-    """List the figures of a document that are not those of its sources, rounded."""
-    differing = []
-    for shown, _, file, key, factor in CITED.findall(text):
-        decimals = len(shown.partition(".")[2])
-        right = value(file, key) * float(factor or 1)
-        if abs(float(shown.replace(",", "")) - right) > 0.5001 * 10**-decimals:
-            differing.append(f"{shown} is {right:,.{decimals}f} in {file}: {key}")
-    return differing
+def render(table: Table) -> str:
+    """Return a table in Markdown, with our own rows in bold."""
+    lines = [(table.heading, *table.columns), ("---", *("--:" for _ in table.columns))]
+    for label, filler in table.rows.items():
+        mark = "**" if label.startswith("napari-wsigpu") else ""
+        keys = ((key.format(filler), form) for key, form in table.columns.values())
+        cells = ("" if key in table.missing else form.format(value(key)) for key, form in keys)
+        lines.append(tuple(f"{mark}{text}{mark}" for text in (label, *cells)))
+    return "".join(f"|{'|'.join(cells)}|\n" for cells in lines)
+
+
+def filled(text: str) -> str:
+    """Return a document with the current content of its tables."""
+    return FENCED.sub(lambda fence: f"{fence[1]}{render(TABLES[fence[2]])}{fence[3]}", text)
+
+
+def documents() -> list[Path]:
+    """List all documents that can hold tables."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the tables, or report the documents whose tables are out of date."""
+    stale = [
+        path for path in documents() if filled(path.read_text("utf-8")) != path.read_text("utf-8")
+    ]
+    for path in stale:
+        print(path.relative_to(ROOT))
+        if "--write" in arguments:
+            path.write_text(filled(path.read_text("utf-8")), "utf-8")
+    return int(bool(stale) and "--write" not in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

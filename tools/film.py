@@ -1,13 +1,15 @@
-"""Film a real napari window: the sample slide opens, is zoomed into and panned.
+"""Record a real napari window that opens the sample slide, zooms and pans.
 
 Usage: ``python tools/film.py [docs/pictures/film.gif]``, on a display or under Xvfb.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from math import exp, log
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,7 @@ FILM = Path(__file__).parents[1] / "docs" / "pictures" / "film.gif"
 WINDOW = 1280, 800
 SIZE = 560, 350
 MOST_BYTES = 1_200_000
-# Where the view goes: seconds there, x and y as a part of the slide, times the first zoom.
+# Stops of the view: seconds at the stop, x and y relative to the slide, zoom relative to the first.
 STOPS = [
     (1.2, 0.5, 0.5, 1.0),
     (1.2, 0.43, 0.42, 5.0),
@@ -34,11 +36,13 @@ STEP_SECONDS = 0.12
 
 
 def main() -> int:
-    """Make the film; return an exit status."""
+    """Record the film; return the exit status."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else FILM
     if not has_display():
         return run_on_xvfb([sys.executable, __file__, str(target)])
-    frames, seconds = zip(*film(), strict=True)
+    with TemporaryDirectory() as folder:
+        os.environ["NAPARI_CONFIG"] = str(Path(folder) / "settings.yaml")  # a first run's window
+        frames, seconds = zip(*film(), strict=True)
     for colors in (128, 96, 64, 48, 32):
         write(target, frames, seconds, colors)
         if target.stat().st_size <= MOST_BYTES:
@@ -48,7 +52,7 @@ def main() -> int:
 
 
 def film() -> Iterator[tuple[Image.Image, float]]:
-    """Move the view from stop to stop; give pictures of the window, and how long they stay."""
+    """Move the view from stop to stop; yield screenshots and the seconds to show each."""
     import napari
     from qtpy.QtTest import QTest
 
@@ -76,7 +80,7 @@ def film() -> Iterator[tuple[Image.Image, float]]:
 
 
 def _between(before: Any, after: Any, part: float) -> tuple[float, ...]:
-    """Zoom evenly to the eye, and keep what is zoomed into in place."""
+    """Interpolate two stops: zoom at a constant rate, towards a fixed point."""
     times = exp(log(before[3]) * (1 - part) + log(after[3]) * part)
     moved = part
     if before[3] != after[3]:
@@ -86,13 +90,13 @@ def _between(before: Any, after: Any, part: float) -> tuple[float, ...]:
 
 
 def picture(viewer: Any) -> Image.Image:
-    """Picture the window, at the film's size."""
+    """Return a screenshot of the window, scaled to the film."""
     pixels = np.asarray(viewer.screenshot(canvas_only=False, flash=False))
     return Image.fromarray(pixels[..., :3]).resize(SIZE, Image.Resampling.LANCZOS)
 
 
 def write(path: Path, frames: Any, seconds: Any, colors: int) -> None:
-    """Write frames as a GIF that is shown for ever, all with one palette."""
+    """Write frames as an endless GIF with one palette."""
     width, height = SIZE
     strip = Image.new("RGB", (width, height * len(frames)))
     for number, frame in enumerate(frames):

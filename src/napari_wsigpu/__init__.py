@@ -1,15 +1,15 @@
 """Whole-slide images in napari and in scripts.
 
-Public interface: `open_slide`, `Slide`, `convert`, `read_geojson`, `write_geojson`, `Annotation`,
-`measure`, `read_zarr_to_gpu`, `wait`, the errors in `napari_wsigpu.errors`, and what slides share
-in `napari_wsigpu.runtime`.
+The public interface is `open_slide`, `Slide`, `convert`, `read_geojson`, `write_geojson`,
+`Annotation`, `measure`, `label_image`, `read_zarr_to_gpu`, `set_request_headers` and `wait`, with
+the errors in `napari_wsigpu.errors` and the resources that slides share in `napari_wsigpu.runtime`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from napari.layers import Layer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion import Conversion, convert
     from napari_wsigpu.model.errors import SlideError
     from napari_wsigpu.slide.slide import Slide, open_slide
+    from napari_wsigpu.storage.remote.request_headers import set_request_headers
 
 __all__ = [
     "Annotation",
@@ -40,15 +41,17 @@ __all__ = [
     "open_slide",
     "read_geojson",
     "read_zarr_to_gpu",
+    "set_request_headers",
     "wait",
     "write_geojson",
 ]
 __version__ = version("napari-wsigpu")
 
 
-# Where each name is; all take a quarter of a second, which a command's help need not.
-_MODULES = "errors", "runtime"
-_PLACES = {
+# Module of each public name. Names are imported on first use: importing all of them takes a quarter
+# of a second, which would delay commands like ``wsigpu --help``.
+_SUBMODULES = "errors", "runtime"
+_MODULE_OF = {
     "Annotation": "annotations",
     "Conversion": "conversion",
     "Slide": "slide.slide",
@@ -59,33 +62,34 @@ _PLACES = {
     "open_slide": "slide.slide",
     "read_geojson": "annotations",
     "read_zarr_to_gpu": "compat.zarr_to_gpu",
+    "set_request_headers": "storage.remote.request_headers",
     "write_geojson": "annotations",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name in _MODULES:
+def __getattr__(name: str) -> object:
+    """Import a public name on first use."""
+    if name in _SUBMODULES:
         return import_module(f"napari_wsigpu.{name}")
-    if name not in _PLACES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"napari_wsigpu.{_PLACES[name]}"), name)
+    found = globals()[name] = getattr(import_module(f"napari_wsigpu.{_MODULE_OF[name]}"), name)
     return found
 
 
 def wait(layer: Layer, timeout: float = 60.0) -> None:
-    """Return when what a viewer shows of a slide's layer is exact, not a coarser stand-in.
+    """Wait until a viewer shows a slide's layer exactly, without coarser stand-ins for tiles.
 
-    For scripts, screenshots and tests; call it in the main thread. The application's events are
-    handled meanwhile. ``layer.data`` needs no waiting: it is always exact.
+    This function is meant for scripts, screenshots and tests. Call it in the main thread, where it
+    processes the application's events. ``layer.data`` is always exact and needs no waiting.
 
     Parameters
     ----------
     layer : napari.layers.Layer
-        A layer that shows a slide. One that is invisible, or in no viewer, is not waited for.
-        A labels layer has no stand-ins, and is waited for until napari has drawn it.
+        A layer that shows a slide. If it is invisible or in no viewer, the function returns at
+        once. A labels layer has no stand-ins; the function waits until napari has drawn it.
     timeout : float
-        How many seconds to wait at most.
+        Maximum number of seconds to wait.
 
     Raises
     ------
@@ -94,7 +98,7 @@ def wait(layer: Layer, timeout: float = 60.0) -> None:
     DisplayTimeoutError
         If tiles are still missing after the timeout.
     SlideError
-        If tiles can't be had, because the file or the device fails.
+        If tiles cannot be read or decoded, because the file or the device fails.
 
     Examples
     --------
@@ -103,6 +107,6 @@ def wait(layer: Layer, timeout: float = 60.0) -> None:
     >>> napari_wsigpu.wait(layer)  # doctest: +SKIP
     >>> viewer.screenshot("slide.png")  # doctest: +SKIP
     """
-    from napari_wsigpu.viewer import waiting
+    from napari_wsigpu.viewer.session import waiting
 
     waiting.wait(layer, timeout)

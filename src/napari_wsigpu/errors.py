@@ -1,4 +1,4 @@
-"""The errors of this package, each a `SlideError` that says what to do."""
+"""The errors of this package. Each is a `SlideError` whose message says what to do."""
 
 from napari_wsigpu.model.errors import (
     AnnotationError,
@@ -10,6 +10,7 @@ from napari_wsigpu.model.errors import (
     LayerError,
     LevelError,
     MissingPackageError,
+    NoSuchItemError,
     NotASlideError,
     PlaneError,
     RegionError,
@@ -36,6 +37,7 @@ __all__ = [
     "LayerError",
     "LevelError",
     "MissingPackageError",
+    "NoSuchItemError",
     "NotASlideError",
     "PlaneError",
     "RegionError",

@@ -1,4 +1,4 @@
-"""What a file or a server may cost: named limits, which a user can raise."""
+"""Named limits on the memory and time that a file or a server may cost; users can raise them."""
 
 from napari_wsigpu.model.limits import Limits, limits
 

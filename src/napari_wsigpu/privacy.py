@@ -1,4 +1,4 @@
-"""Metadata without what can name a patient."""
+"""Hides everything in metadata that may identify a patient."""
 
 from napari_wsigpu.model.privacy import masked
 

@@ -1,4 +1,4 @@
-"""What the slides of a process share: caches, devices and threads."""
+"""The caches, devices and threads that the slides of a process share."""
 
 from napari_wsigpu.slide.runtime import Runtime, default, using
 

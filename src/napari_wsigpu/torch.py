@@ -1,4 +1,4 @@
-"""Data sets of PyTorch over patches of slides."""
+"""PyTorch datasets over patches of slides."""
 
 from napari_wsigpu.datasets.torch import PatchDataset, PatchStream
 

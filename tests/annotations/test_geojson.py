@@ -1,4 +1,4 @@
-"""GeoJSON as QuPath's documentation and its own files have it."""
+"""GeoJSON as in QuPath's documentation and in files that it exported."""
 
 import gzip
 import json
@@ -98,14 +98,14 @@ def test_the_structure_that_qupath_documents(tmp_path):
         assert uuid.UUID(feature["id"])
         assert feature["properties"]["objectType"] == "annotation"
     assert found[0]["id"] != found[1]["id"]
-    # An object's own colour lies beside the class, a class's within it.
+    # An object's own colour is next to its class, the colour of a class is inside it.
     assert found[0]["properties"] == {"objectType": "annotation", "color": [1, 2, 3]}
     assert found[1]["properties"] == {
         "objectType": "annotation",
         "name": "left",
         "classification": {"name": "Stroma", "color": [0, 255, 0]},
     }
-    # x then y, each ring closed, holes behind the ring that they lie in.
+    # (x, y), closed rings, each followed by its holes.
     assert found[0]["geometry"]["coordinates"] == [
         [[10, 20], [110, 20], [110, 120], [10, 120], [10, 20]]
     ]
@@ -183,20 +183,20 @@ def feature(coordinates, kind="Polygon"):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("no json", "is no GeoJSON"),
-        ("[" * 100_000, "is no GeoJSON"),
+        ("no json", "is not valid GeoJSON"),
+        ("[" * 100_000, "is not valid GeoJSON"),
         ({"a": 1}, "has no features"),
         ({"type": "FeatureCollection"}, "has no features"),
-        ([1], "of feature 1, which is no object"),
-        (feature([["a", "b"]], "LineString"), "of feature 1, could not convert"),
-        (feature([[1], [2]], "LineString"), "no pairs of numbers"),
-        (feature([[1, math.inf]], "LineString"), "no pairs of numbers"),
-        (feature(7, "LineString"), "no list"),
-        (feature([], "Circle"), "'Circle', which GeoJSON does not know"),
+        ([1], "Feature 1 of"),
+        (feature([["a", "b"]], "LineString"), "GeoJSON: could not convert"),
+        (feature([[1], [2]], "LineString"), "not pairs of finite numbers"),
+        (feature([[1, math.inf]], "LineString"), "not pairs of finite numbers"),
+        (feature(7, "LineString"), "not a list"),
+        (feature([], "Circle"), "unknown type 'Circle'"),
         ([{"type": "Feature", "geometry": {"type": "Point"}}], "'coordinates' is missing"),
     ],
 )
-def test_says_what_is_wrong(tmp_path, content, sentence):
+def test_errors_state_the_defect(tmp_path, content, sentence):
     with pytest.raises(AnnotationError, match=r"in\.geojson' .*") as raised:
         read(tmp_path, content)
     assert sentence in str(raised.value)
@@ -247,4 +247,4 @@ def test_twenty_thousand_polygons(tmp_path):
     np.testing.assert_allclose(found[-1].rings[0], cells[-1].rings[0], atol=0.005)
     begin = time.process_time()
     json.dumps(json.loads(path.read_bytes()))
-    assert seconds < 4 * (time.process_time() - begin)  # 1.3 times, whatever the machine
+    assert seconds < 4 * (time.process_time() - begin)  # typically 1.3 times

@@ -1,4 +1,4 @@
-"""Rings, outlines of label images, and what is measured of them."""
+"""Rings, outlines of label images, masks and measurements."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from skimage.measure import points_in_poly
 
 from napari_wsigpu import Annotation, label_image, measure
 from napari_wsigpu.annotations import masks
-from napari_wsigpu.annotations.masks import inside
+from napari_wsigpu.annotations.masks import rings_mask
 from napari_wsigpu.annotations.rings import ellipse, joined, polygons, split
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.model.errors import AnnotationError
@@ -46,7 +46,7 @@ def test_outlines_hold_the_pixels_of_each_object(labels):
 
 
 @given(labels=small_labels)
-def test_joined_rings_can_be_told_apart_again(labels):
+def test_split_inverts_joined(labels):
     for rings in outlines(labels).values():
         again = split(joined(rings))
         np.testing.assert_array_equal(filled(again, labels.shape), filled(rings, labels.shape))
@@ -79,8 +79,8 @@ def test_no_objects():
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((2, 2, 2), int), np.zeros((2, 2))])
-def test_refuses_what_is_no_label_image(wrong):
-    with pytest.raises(AnnotationError, match="no flat label image"):
+def test_invalid_label_images_are_refused(wrong):
+    with pytest.raises(AnnotationError, match="not a label image"):
         outlines(wrong)
 
 
@@ -108,7 +108,7 @@ def test_measures_ellipses(a, b):
 @given(labels=small_labels)
 def test_masks_hold_the_pixels_of_each_object(labels):
     for label, rings in outlines(labels).items():
-        found = inside(rings, Rect(0, 0, *labels.shape))
+        found = rings_mask(rings, Rect(0, 0, *labels.shape))
         np.testing.assert_array_equal(found, labels == label)
 
 
@@ -123,7 +123,7 @@ def on_an_edge(points, ring):
     return found
 
 
-# No vertex on a pixel's centre, where it is a matter of taste whether the pixel belongs to it.
+# No vertex is at a pixel's centre, where rasterisers disagree about the pixel.
 coordinates = st.integers(-40, 240).map(lambda value: value + 0.26)
 
 
@@ -139,8 +139,8 @@ def test_masks_of_a_part_of_a_level(corners, top, left, downsample):
     rows, columns = np.indices((30, 40))
     centres = np.stack([columns.ravel() + left + 0.5, rows.ravel() + top + 0.5], axis=1)
     expected = points_in_poly(centres * downsample, ring).reshape(30, 40)
-    found = inside([ring], Rect(top, left, 30, 40), downsample)
-    # Whether a pixel belongs to an edge through its centre is a matter of taste.
+    found = rings_mask([ring], Rect(top, left, 30, 40), downsample)
+    # Rasterisers disagree about pixels whose centre is on an edge.
     assert not (found != expected)[~on_an_edge(centres * downsample, ring).reshape(30, 40)].any()
 
 
@@ -172,15 +172,15 @@ def test_label_images_are_what_scikit_image_draws(corners, downsample, room):
 
 
 @given(labels=small_labels)
-def test_label_images_are_those_that_were_traced(labels):
-    """With holes, and in several parts."""
+def test_label_images_invert_tracing(labels):
+    """The objects have holes and several parts."""
     found = outlines(labels)
     drawn = label_image([Annotation("polygon", tuple(found[each])) for each in found], labels.shape)
     numbers = np.array([0, *found])
     np.testing.assert_array_equal(numbers[drawn], labels)
 
 
-def test_a_label_image_that_fits_into_no_memory():
+def test_label_image_larger_than_memory_is_refused():
     with pytest.raises(AnnotationError, match="coarser level"):
         label_image([], (1 << 31, 1 << 31))
 

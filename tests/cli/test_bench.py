@@ -19,8 +19,8 @@ HEIGHT, WIDTH = 300, 420
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """Have no NVIDIA driver, wherever the tests run."""
-    monkeypatch.setattr(driver, "driver_is_there", lambda: False)
+    """Hide the NVIDIA driver, if there is one."""
+    monkeypatch.setattr(driver, "driver_available", lambda: False)
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_a_slide_smaller_than_a_viewport(run, slide, capsys):
     assert heads.split("  ")[0] == "decoder"
     assert re.fullmatch(r"CPU, to host memory( +[\d.,]+){4}", cells)
     assert (
-        absent == "not by a GPU: 'cuda:0' can't be used, because this machine has no NVIDIA driver"
+        absent
+        == "not decoded by a GPU: 'cuda:0' can't be used because this machine has no NVIDIA driver"
     )
     assert shown.err == ""
 
@@ -92,7 +93,7 @@ def test_slides_smaller_than_a_patch(run, tmp_path, size):
 
 @pytest.mark.usefixtures("no_gpu")
 def test_regions_lie_anywhere_and_caches_are_empty(run, tmp_path, monkeypatch):
-    """A viewport is read with an empty cache, patches and the sweep begin with one."""
+    """Each viewport is read with an empty cache; patches and the sweep start with one."""
     path = tmp_path / "slide.tif"
     slides.write_pyramid(
         path, slides.picture(2100, 4200), (), tile=(512, 512), compression=None, photometric="rgb"
@@ -174,7 +175,7 @@ def test_the_gpu_is_measured_to_both_memories(run, slide, monkeypatch, host_gpu,
         record["rows"], [("CPU", "host"), ("GPU 0", "host"), ("GPU 0", "GPU")], strict=True
     ):
         assert_measured(row, *expected)
-    assert "not by a GPU" not in capsys.readouterr().out
+    assert "not decoded by a GPU" not in capsys.readouterr().out
 
 
 def test_what_the_gpu_does_not_decode_is_measured_to_it(run, tmp_path, monkeypatch, host_gpu):
@@ -193,10 +194,10 @@ def test_what_the_gpu_does_not_decode_is_measured_to_it(run, tmp_path, monkeypat
     ("words", "said"),
     [
         (["{folder}/absent.svs"], "There is no file '{folder}/absent.svs'; check the path."),
-        (["{folder}/text.svs"], "text.svs' is not a TIFF-based slide"),
+        (["{folder}/text.svs"], "text.svs' is not a TIFF or DICOM slide"),
     ],
 )
-def test_what_can_not_be_read_is_one_sentence(run, tmp_path, capsys, words, said):
+def test_unreadable_slide_is_one_sentence(run, tmp_path, capsys, words, said):
     (tmp_path / "text.svs").write_text("no slide")
     assert run(*(word.format(folder=tmp_path) for word in words)) == (1, None)
     shown = capsys.readouterr()
@@ -206,7 +207,7 @@ def test_what_can_not_be_read_is_one_sentence(run, tmp_path, capsys, words, said
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_record_that_can_not_be_written_is_one_sentence(run, slide, monkeypatch, capsys):
+def test_unwritable_record_is_one_sentence(run, slide, monkeypatch, capsys):
     def fail(self, *given, **options):
         raise PermissionError(13, "Permission denied", str(self))
 
@@ -214,7 +215,7 @@ def test_a_record_that_can_not_be_written_is_one_sentence(run, slide, monkeypatc
     assert run(slide) == (1, None)
     record = slide.with_name("record.json")
     assert capsys.readouterr().err == (
-        f"'{record}' can't be written (Permission denied); give another file.\n"
+        f"You have no permission to write '{record}'; choose another folder.\n"
     )
 
 
@@ -235,7 +236,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path, capsys, words, said):
 
 
 @pytest.mark.parametrize("name", ["read_region", "read_regions"])
-def test_ctrl_c_waits_for_what_is_read(run, slide, monkeypatch, capsys, leaves_nothing, name):
+def test_ctrl_c_waits_for_reads(run, slide, monkeypatch, capsys, leaves_nothing, name):
     read = getattr(Slide, name)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 

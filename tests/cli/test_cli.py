@@ -1,4 +1,4 @@
-"""What `wsigpu info` prints."""
+"""The command `wsigpu info`."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_region_of_a_slide(tmp_path, path, capsys):
 def test_planes(tmp_path, capsys):
     path = stacks.save(tmp_path, "TZCYX", stacks.stack())
     assert main(["info", str(path)]) == 0
-    said = "2 along t (0.25 s apart), 5 along z (1.5 µm apart); shown is t = 0, z = 2"
+    said = "2 along t (0.25 s apart), 5 along z (1.5 µm apart); shown: t = 0, z = 2"
     assert f"  planes      {said}\n" in capsys.readouterr().out
     assert main(["info", "--json", str(path)]) == 0
     planes = json.loads(capsys.readouterr().out)["planes"]
@@ -68,7 +68,7 @@ def test_as_json(path, capsys):
     assert json.loads(capsys.readouterr().out)["vendor"] == "aperio"
 
 
-def test_json_of_several_slides_is_a_line_a_slide(path, capsys):
+def test_json_has_one_line_per_slide(path, capsys):
     assert main(["info", "--json", str(path), str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["path"] for line in lines] == [str(path)] * 2
@@ -82,7 +82,7 @@ def private_path(tmp_path):
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_what_can_name_a_patient_is_hidden(private_path, capsys, options):
+def test_private_data_is_hidden(private_path, capsys, options):
     assert main(["info", *options, str(private_path)]) == 0
     printed = capsys.readouterr()
     for private in ("S21-10045", "12/29/09", "2009", "jdoe"):
@@ -90,11 +90,11 @@ def test_what_can_name_a_patient_is_hidden(private_path, capsys, options):
     assert printed.err.splitlines()[-1].endswith("--private shows it.")
 
 
-def test_a_problem_does_not_repeat_what_is_hidden(tmp_path, capsys):
-    fields = ("AppMag = 40", "MPP = 0.5", "User = does not go")
+def test_problems_do_not_repeat_private_data(tmp_path, capsys):
+    fields = ("AppMag = 40", "MPP = 0.5", "User = does not match")
     slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
     assert main(["info", str(tmp_path / "slide.svs")]) == 0
-    assert "of 40 [hidden] with 0.5" in capsys.readouterr().out
+    assert "of 40 [hidden] 0.5" in capsys.readouterr().out
 
 
 def test_private_shows_all(private_path, capsys):
@@ -128,7 +128,7 @@ def test_a_terminal_without_a_micro_sign(path):
     assert b"?m" in done.stdout
 
 
-def test_what_is_no_slide(tmp_path, path, capsys):
+def test_not_a_slide(tmp_path, path, capsys):
     missing = tmp_path / "missing.svs"
     assert main(["info", str(missing), str(path)]) == 1
     printed = capsys.readouterr()
@@ -161,7 +161,7 @@ def test_channels_are_named(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["channels"] == ["DAPI", "Cy3"]
 
 
-def test_an_empty_file_is_said_to_be_empty(tmp_path, capsys):
+def test_empty_file_is_reported(tmp_path, capsys):
     (tmp_path / "a.svs").touch()
     assert main(["info", str(tmp_path / "a.svs")]) == 1
     assert "a.svs' is empty; get a fresh copy" in capsys.readouterr().err

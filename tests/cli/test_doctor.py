@@ -1,4 +1,4 @@
-"""What `wsigpu doctor` says of a machine without a GPU, and of machines that are made up."""
+"""The command `wsigpu doctor` on this machine without a GPU, and on simulated machines."""
 
 import json
 import os
@@ -22,8 +22,8 @@ GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
 REST = (
-    "  LZW, deflate, zstd, zstd1, PackBits, LZMA, WebP, JPEG-LS, JPEG XL, JPEG XR, PNG, BMP, LERC, "
-    "uncompressed: "
+    "  HTJ2K, LZW, deflate, zstd, zstd1, PackBits, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
+    "PNG, BMP, LERC, uncompressed: "
     "CPU (imagecodecs)"
 )
 
@@ -103,7 +103,7 @@ class CuFile:
 
 
 class Cuda:
-    """libcuda with one device, which writes through the pointers it is given."""
+    """A fake libcuda with one device."""
 
     def __init__(self, count=1, status=0, version=12090):
         self.count, self.status, self.version = count, status, version
@@ -146,7 +146,7 @@ NVML = SimpleNamespace(
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Make a machine up: its driver's libraries, the wheels it has, and its modules."""
+    """Simulate a machine: the driver's libraries, installed wheels, and modules."""
     wheels = {}
     monkeypatch.setattr(
         doctor,
@@ -218,16 +218,16 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
         'kvikio         not found (for NVIDIA GPUs: pip install "napari-wsigpu[gds]"; '
         "GPUDirect Storage: off, no NVIDIA driver was found)"
     ) in lines
-    assert "OpenGL         not asked (slides are drawn on the host)" in lines
+    assert "OpenGL         not tried (slides are drawn on the host)" in lines
     assert lines[-4:] == [
-        "What decodes what",
+        "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
         "  JPEG 2000 (8, 16 bit): CPU (no NVIDIA driver was found)",
         REST,
     ]
 
 
-def test_it_makes_no_noise_and_imports_no_cuda_library(tmp_path):
+def test_it_prints_nothing_else_and_imports_no_cuda_library(tmp_path):
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 150))
     script = (
@@ -254,7 +254,7 @@ def test_a_driver_that_does_not_load(machine, error, reason):
     assert doctor.find_driver() == Driver(reason=reason)
 
 
-def test_a_library_that_is_not_there_or_not_one(tmp_path):
+def test_missing_and_invalid_libraries(tmp_path):
     path = tmp_path / "libcuda.so.1"
     with pytest.raises(OSError, match=r"libcuda\.so\.1"):
         doctor.load_library(str(path))
@@ -267,7 +267,7 @@ def test_a_library_that_is_not_there_or_not_one(tmp_path):
     ("cuda", "driver"),
     [
         (Cuda(), GPU),
-        (Cuda(0), Driver("580.1", "12.9", (), "the NVIDIA driver shows no device")),
+        (Cuda(0), Driver("580.1", "12.9", (), "the NVIDIA driver reports no device")),
         (
             Cuda(status=100),
             Driver(
@@ -290,7 +290,7 @@ def test_a_library_that_is_not_there_or_not_one(tmp_path):
                 "580.1",
                 "11.8",
                 GPU.devices,
-                "the NVIDIA driver supports CUDA 11.8, update it to one for CUDA 12",
+                "the NVIDIA driver supports only CUDA 11.8 and must be updated for CUDA 12",
             ),
         ),
     ],
@@ -335,7 +335,7 @@ def test_native_core(machine, say, monkeypatch, available, reason, lines):
     assert say()[5 : 5 + len(lines)] == lines
 
 
-# With a GPU that is made up
+# With a simulated GPU
 
 
 def test_a_machine_that_has_everything(machine, say, monkeypatch):
@@ -351,7 +351,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         cufile_driver="def get(name): return {'is_gds_available': True}[name]",
     )
     monkeypatch.setattr(native, "available", True)
-    assert say()[6:] == [
+    assert say()[7:] == [
         "NVIDIA driver  580.1 (CUDA 12.9)",
         "GPU 0          NVIDIA Test (24 GiB, compute capability 8.9)",
         "CuPy           14.2.0 (CUDA runtime 12.9, NVRTC 12.9)",
@@ -363,11 +363,11 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "kvikio         26.10.0 (GPUDirect Storage: on)",
         "CUDA_DEVICE_MAX_CONNECTIONS 32",
         "OpenGL         not found",
-        "  slides are drawn on the host: No module named 'qtpy'; that takes longer.",
+        "  slides are drawn on the host: No module named 'qtpy'; drawing is slower.",
         "",
-        "What decodes what",
+        "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA hardware engine",
-        "  JPEG 2000 (8, 16 bit): NVIDIA GPU and CPU, whichever is measured faster",
+        "  JPEG 2000 (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
         REST,
     ]
 
@@ -384,12 +384,14 @@ def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say, monkeypa
     lines = say()
     tried = "hardware JPEG: no, hybrid JPEG: yes, JPEG 2000: no"
     assert f"nvImageCodec   0.9.0 (CUDA 12.9, {tried})" in lines
-    assert "nvJPEG         not found (no wheel, but it works)" in lines
+    assert "nvJPEG         not found (works without the wheel)" in lines
     assert "  nvJPEG2000 is not installed; pip install nvidia-nvjpeg2k-cu12." in lines
-    off = "GPUDirect Storage: off, kvikio is in compatibility mode, as KVIKIO_COMPAT_MODE says"
+    off = (
+        "GPUDirect Storage: off, kvikio is in compatibility mode, because KVIKIO_COMPAT_MODE is set"
+    )
     assert f"kvikio         26.10.0 ({off})" in lines
     assert "  JPEG (RGB, YCbCr, gray; 8 bit): hybrid, NVIDIA GPU and CPU" in lines
-    by_both = "NVIDIA GPU and CPU, whichever is measured faster"
+    by_both = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
     assert f"  JPEG 2000 (8, 16 bit): {by_both} ({doctor.WITHOUT_NVJPEG2000})" in lines
 
 
@@ -414,9 +416,9 @@ BROKEN = {
         "libcudart is too old",
     ),
     "wordless": ("raise RuntimeError", "RuntimeError"),
-    "exits": ("import os; os._exit(3)", "its process ended with status 3: it said nothing"),
+    "exits": ("import os; os._exit(3)", "its process ended with status 3: it printed nothing"),
     "last words": (
-        "import os; os.write(1, b'[1]\\n{\\n'); os.write(2, b'\\xff\\nwhy\\n\\n'); os._exit(4)",
+        "import os; os.write(1, b'[1]\\n[]\\n{'); os.write(2, b'\\xff\\nwhy\\n\\n'); os._exit(4)",
         "its process ended with status 4: why",
     ),
     "hangs": ("import time; time.sleep(60)", "no answer in 1 s"),
@@ -491,7 +493,7 @@ def test_kvikio_in_compatibility_mode(machine, compatible, gds):
     assert ("compatibility mode" in found.note) == compatible
 
 
-def test_kvikio_that_shall_not_be_used(machine, monkeypatch):
+def test_kvikio_disabled_by_the_user(machine, monkeypatch):
     machine(
         Cuda(),
         cupy=CUPY,
@@ -501,10 +503,10 @@ def test_kvikio_that_shall_not_be_used(machine, monkeypatch):
     monkeypatch.setenv("WSIGPU_GDS", "off")
     found = doctor.find_kvikio(GPU)
     assert found.works
-    assert found.note.endswith("; slides are read without it, as WSIGPU_GDS says")
+    assert found.note.endswith("; slides are read without it because of WSIGPU_GDS=off")
 
 
-def test_kvikio_that_can_not_read(machine):
+def test_kvikio_that_fails_to_read(machine):
     machine(Cuda(), cupy=CUPY, kvikio=KVIKIO.replace("return self.file.", "raise OSError("))
     found = doctor.find_kvikio(GPU)
     assert "kvikio can't be used (" in found.reason
@@ -514,7 +516,7 @@ def test_kvikio_that_can_not_read(machine):
 def test_a_display_that_the_gpu_draws(machine, monkeypatch):
     machine(Cuda())
     monkeypatch.setattr(doctor, "run_probe", lambda *of: {"reason": "", "version": "NVIDIA Test"})
-    note = "shows what the GPU decodes without a copy to the host"
+    note = "draws from GPU memory, without a copy to the host"
     assert doctor.find_display(GPU) == Finding("OpenGL", "NVIDIA Test", note)
 
 
@@ -529,7 +531,7 @@ def test_a_display_that_the_gpu_draws(machine, monkeypatch):
         (13000, ("12", "13"), "12"),
     ],
 )
-def test_wheels_of_which_cuda(machine, cuda, installed, wanted):
+def test_wheels_match_the_cuda_version(machine, cuda, installed, wanted):
     machine(cuda and Cuda(version=cuda), has={f"nvidia-nvimgcodec-cu{n}": "1" for n in installed})
     assert doctor._generation(doctor.find_driver()) == wanted
 
@@ -607,7 +609,7 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
     slides.write_pyramid(path, slides.picture(100, 150, dtype=options.pop("dtype")), **options)
     decoders = {
         "JPEG,": "NVIDIA hardware engine",
-        "JPEG ": "NVIDIA GPU and CPU, whichever is measured faster",
+        "JPEG ": "NVIDIA GPU, CPU or both, whichever is measured to be fastest",
     }
     decoder = decoders.get(encoding[:5], "CPU (imagecodecs)")
     assert say(path)[-2:] == [str(path), f"  levels 0, 1, 2: {encoding}: {decoder}"]
@@ -668,9 +670,9 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
         (
             {"jpeg_color": "cmyk", "samples": 3},
             1,
-            "JPEG of these colours (cmyk) is decoded on the CPU only",
+            "JPEG with these colors (cmyk) is decoded on the CPU only",
         ),
-        ({"jpeg_color": "auto"}, 1, "JPEG of these colours (auto) is decoded on the CPU only"),
+        ({"jpeg_color": "auto"}, 1, "JPEG with these colors (auto) is decoded on the CPU only"),
         ({"jpeg_header": b"header"}, 1, "its tiles are parts of one large JPEG"),
         ({"dtype": "uint16"}, 1, "JPEG of uint16 is decoded on the CPU only"),
         ({}, 3, "its planes are stored separately"),
@@ -703,7 +705,7 @@ def test_encodings(tmp_path, changes, planes, reason):
     assert route.decoder.startswith("CPU" if reason else "NVIDIA")
 
 
-def test_without_a_driver_the_reason_is_said_for_each_slide(machine, say, tmp_path):
+def test_without_a_driver_each_slide_has_the_reason(machine, say, tmp_path):
     machine()
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 150))

@@ -33,7 +33,7 @@ def test_predictor_of_other_samples_is_refused(tmp_path):
         open_slide(path)
 
 
-def test_a_level_that_cannot_be_decoded_is_noticed_at_open(tmp_path):
+def test_unsupported_level_is_detected_at_open(tmp_path):
     pixels = slides.picture(100, 100)
     pages = [
         tiffbytes.page(pixels, bytes),

@@ -21,7 +21,7 @@ EVERY = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)[..
 
 
 def by_imagecodecs(pixels, profile, intent=0):
-    """All pixels by LittleCMS, as one image."""
+    """Convert all pixels with LittleCMS, as one image."""
     return imagecodecs.cms_transform(
         np.ascontiguousarray(pixels[..., :3]),
         profile,
@@ -33,7 +33,7 @@ def by_imagecodecs(pixels, profile, intent=0):
 
 
 def by_pillow(pixels, profile):
-    """The same by another LittleCMS, as OpenSlide's documentation does it."""
+    """Convert with another build of LittleCMS, as in OpenSlide's documentation."""
     opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     intent = ImageCms.getDefaultIntent(opened)
     srgb = ImageCms.createProfile("sRGB")
@@ -55,14 +55,14 @@ def embedded(data, *, level=None, rgb=True, place=(0, 1)):
 
 @pytest.fixture(scope="module", autouse=True)
 def kept():
-    """Tables that are made once for all tests."""
+    """Tables that all tests share."""
     return [table_of(PROFILES[name]) for name in ("Adobe RGB", "table")]
 
 
 class TestTable:
     @pytest.mark.parametrize("name", PROFILES)
     def test_colours(self, name):
-        """They are what LittleCMS makes, and at most 1 from what another version of it makes."""
+        """They equal those of LittleCMS, and differ from another version's by at most 1."""
         profile = PROFILES[name]
         rows = np.s_[:: ROWS.get(name, 31)]
         stored = np.ascontiguousarray(EVERY[rows])
@@ -86,7 +86,7 @@ class TestTable:
             expected[..., :3] = by_imagecodecs(pixels, ADOBE)
         np.testing.assert_array_equal(table_of(ADOBE).recolored(pixels), expected)
 
-    def test_pixels_that_lie_apart(self):
+    def test_non_contiguous_pixels(self):
         memory = some_pixels(40, 50, 3)
         before = memory.copy()
         found = table_of(ADOBE).recolored(memory[3:20, 5:40])
@@ -105,7 +105,7 @@ class TestTable:
         assert table_of(bytes(bytearray(ADOBE))) is table
         assert table_of(PROFILES["table"]) is not table
 
-    def test_nobody_keeps_it(self):
+    def test_unused_table_is_freed(self):
         table = weakref.ref(table_of(PROFILES["gamma"]))
         gc.collect()
         assert table() is None
@@ -113,7 +113,7 @@ class TestTable:
 
 class TestIntent:
     @pytest.mark.parametrize(("intent", "used"), [(0, 0), (1, 1), (2, 2), (3, 3), (77, 1)])
-    def test_it_is_the_profiles(self, intent, used):
+    def test_intent_is_that_of_the_profile(self, intent, used):
         profile = table_profile(stain, swapped, intent=intent)
         pixels = some_pixels(20, 30, 3)
         found = ColorProfile(profile, "slide").convert(pixels)
@@ -155,8 +155,10 @@ class TestRefusal:
         with pytest.raises(UnsupportedSlideError) as caught:
             embedded(HOSTILE[kind]).profile()
         sentence = str(caught.value)
-        assert sentence.startswith("'slide.svs' can't be shown in sRGB, because its ICC profile")
-        assert sentence.endswith("; its colours are available as they are stored.")
+        assert sentence.startswith(
+            "'slide.svs' can't be converted to sRGB, because its ICC profile"
+        )
+        assert sentence.endswith("; use its stored colors.")
         assert sentence.isprintable()
 
     def test_a_huge_profile_is_not_read(self):
@@ -204,11 +206,11 @@ class TestRefusal:
         with pytest.raises(UnsupportedSlideError, match="it has no ICC profile"):
             embedded(ADOBE, place=None).profile()
 
-    def test_no_such_colour(self):
+    def test_unknown_colour_space(self):
         with pytest.raises(RegionError, match=r"'cmyk'.*'stored' or 'srgb'"):
             embedded(ADOBE).table("cmyk")
 
-    def test_a_file_that_can_not_be_read_is_no_broken_profile(self):
+    def test_unreadable_file_is_not_a_damaged_profile(self):
         def read(place):
             raise SlideClosedError("closed")
 
@@ -217,7 +219,7 @@ class TestRefusal:
 
 
 class TestEmbedded:
-    def test_no_table_for_what_is_stored(self):
+    def test_stored_colours_need_no_table(self):
         assert embedded(b"").table("stored") is None
 
     def test_a_small_picture_needs_no_table(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every compression in every layout, compared with what was written or with other readers."""
+"""Every compression in every layout, compared with the original pixels or other readers."""
 
 import contextlib
 import time
@@ -105,7 +105,7 @@ class TestLossless:
 
     @pytest.mark.parametrize("compression", BYTE_CODECS)
     def test_a_tile_of_another_width_is_damaged(self, tmp_path, compression):
-        """Where its rows would begin nobody knows."""
+        """The positions of its rows are unknown."""
         path = write(
             tmp_path,
             slides.picture(32, WIDTH),
@@ -287,7 +287,7 @@ class TestJpeg:
         )
         found = read(path)
         assert_same(found, oracles.tifffile_page(path))
-        assert abs(found.astype(int) - pixels).mean() < 12  # it is that picture, in its colours
+        assert abs(found.astype(int) - pixels).mean() < 12  # the same image and colours
         if layout == "tiles" and not cut_edges and photometric == 6:
             assert oracles.openslide_reads(path)
         if oracles.openslide_reads(path) and not cut_edges and channels == 3:
@@ -332,7 +332,7 @@ def test_aperio_jpeg_2000_is_close_to_openslide(tmp_path, compression, encode):
 
 
 class TestUncompressedStrips:
-    """Uncompressed strips are read in blocks of handy size."""
+    """Uncompressed strips are read in blocks of moderate size."""
 
     @pytest.mark.parametrize("rows_per_strip", [0, 1500])
     @pytest.mark.parametrize("planar", [False, True])
@@ -370,7 +370,7 @@ class TestEdges:
 
 
 class TestFilled:
-    """Uncompressed tiles that are read right into their memory."""
+    """Uncompressed tiles, which are read straight into their memory."""
 
     @pytest.fixture(autouse=True)
     def of_any_size(self, monkeypatch):
@@ -469,7 +469,7 @@ class TestDamage:
     @pytest.mark.parametrize("kept", [4607, 4000, 1600, 1400])
     @pytest.mark.parametrize("compression", BYTE_CODECS)
     def test_a_short_tile_at_an_edge_never_shows_wrong_pixels(self, tmp_path, compression, kept):
-        """A tile may be cut to the level's extent, but a short one is no such tile."""
+        """A tile may be cropped to the level, but other short tiles are damaged."""
         encode = BYTE_CODECS[compression]
         pixels = slides.picture(HEIGHT, WIDTH)
         path = write(
@@ -499,7 +499,7 @@ class TestDamage:
 
 
 class Delivered(list):
-    """The indices of tiles that were delivered, and what each tile was then."""
+    """The indices of delivered tiles, with copies of their pixels."""
 
     def __init__(self, batch, *, keep=False):
         size = batch.level.tile_bytes
@@ -535,7 +535,7 @@ class TestPool:
 
     @pytest.fixture
     def schedule(self):
-        """Have tiles decoded; what does it is let go of at the end."""
+        """Return a function that schedules a batch; its decoders are released at the end."""
         decoders = []
 
         def schedule(batch, workers, delivered):
@@ -560,7 +560,23 @@ class TestPool:
             for index, room in enumerate(delivered.slots.memory):
                 assert_same(room, delivered.pixels[index].ravel())
 
-    def test_failures_do_not_take_others_along(self, level, schedule):
+    def test_tiles_can_be_taken_while_another_thread_makes_the_lists(self, batch):
+        tiles, found = batch.tiles, []
+
+        class Interrupted:
+            """Tiles during whose conversion another thread takes a tile of the batch."""
+
+            def tolist(self):
+                if not found:
+                    found.append(None)
+                    found[0] = batch[7]
+                return tiles.tolist()
+
+        batch.tiles = Interrupted()
+        assert (batch[8].row, batch[8].column) == (1, 3)
+        assert (found[0].row, found[0].column) == (1, 2)
+
+    def test_failures_affect_no_other_tile(self, level, schedule):
         batch = self.batch_of(level, np.arange(25), np.where(np.arange(25) == 3, 5, 32 * 48 * 3))
         delivered = Delivered(batch)
         failures = schedule(batch, 2, delivered).wait()
@@ -578,7 +594,7 @@ class TestPool:
             return len(view)
 
         begun = []
-        batch = EncodedBatch.filled(level, tiles, [fill] * 25, 0)
+        batch = EncodedBatch.from_fills(level, tiles, [fill] * 25, 0)
         delivered = Delivered(batch)
         pending = schedule(batch, workers, delivered)
         with pytest.raises(SlideReadError, match="no disk"):
@@ -621,7 +637,7 @@ class TestPool:
             pending.wait()
         decoder.release()
 
-    def test_a_tile_that_nobody_keeps_shares_its_memory_with_the_next(self, batch, schedule):
+    def test_unkept_tiles_share_memory(self, batch, schedule):
         delivered = Delivered(batch)
         schedule(batch, 0, delivered).wait()
         assert len(delivered.addresses) == 1
@@ -635,7 +651,7 @@ class TestPool:
         assert gone() is None
         assert pending is not None
 
-    def test_who_waits_decodes_alone(self, batch, schedule):
+    def test_waiting_thread_decodes_alone(self, batch, schedule):
         delivered = Delivered(batch)
         pending = schedule(batch, 0, delivered)
         assert delivered == decoding_threads() == []
@@ -645,14 +661,14 @@ class TestPool:
 
 
 @pytest.mark.parametrize(("stored", "shown"), [(3, 1), (3, 2), (4, 1), (4, 2), (2, 3)])
-def test_a_png_of_other_samples_than_its_page_is_no_tile(tmp_path, stored, shown):
+def test_png_with_other_samples_is_refused(tmp_path, stored, shown):
     tile = slides.picture(32, 48, stored)
     options = {"compression": 34933, "photometric": 2 if shown == 3 else 1}
     path = tmp_path / "a.tif"
     pixels = slides.picture(32, 48, shown)
     page = tiffbytes.page(pixels, lambda _: imagecodecs.png_encode(tile), **options)
     tiffbytes.write(path, [page])
-    with open_slide(path) as slide, pytest.raises(TileError, match=f"of {stored} samples a pixel"):
+    with open_slide(path) as slide, pytest.raises(TileError, match=f"{stored} samples per pixel"):
         slide.read_region((0, 0), (48, 32))
 
 
@@ -668,9 +684,7 @@ def test_a_png_of_other_samples_than_its_page_is_no_tile(tmp_path, stored, shown
         (33005, partial(imagecodecs.jpeg2k_encode, level=0), "uint16", "float16"),
     ],
 )
-def test_a_picture_of_floats_is_no_tile_of_whole_numbers_nor_the_reverse(
-    tmp_path, code, encode, stored, shown
-):
+def test_float_and_integer_samples_are_not_mixed(tmp_path, code, encode, stored, shown):
     tile = np.arange(32 * 48).reshape(32, 48).astype(stored)
     pixels = np.zeros((32, 48, 1), shown)
     path = tmp_path / "a.tif"
@@ -689,15 +703,15 @@ OF_ANY_TYPE = [
 
 @pytest.mark.parametrize(("code", "encode"), OF_ANY_TYPE)
 @pytest.mark.parametrize(("stored", "shown"), [("uint8", "uint16"), ("uint16", "uint32")])
-def test_a_picture_of_smaller_samples_is_no_tile(tmp_path, code, encode, stored, shown):
-    """It would fill a part of the tile, and the rest would be what was in memory."""
+def test_image_with_smaller_samples_is_refused(tmp_path, code, encode, stored, shown):
+    """It would fill a part of the tile, and leave the rest uninitialized."""
     tile = slides.picture(32, 48, 1, stored)[..., 0]
     path = tmp_path / "a.tif"
     page = tiffbytes.page(
         np.zeros((32, 48, 1), shown), lambda _: encode(tile), compression=code, photometric=1
     )
     tiffbytes.write(path, [page])
-    with open_slide(path) as slide, pytest.raises(TileError, match=f"picture of {stored}"):
+    with open_slide(path) as slide, pytest.raises(TileError, match=f"of type {stored}"):
         slide.read_region((0, 0), (48, 32))
 
 
@@ -706,12 +720,12 @@ def test_a_picture_of_smaller_samples_is_no_tile(tmp_path, code, encode, stored,
     [
         *((4, offset) for offset in (0, 3, 1 << 20, (1 << 32) - 1)),
         *((32, count) for count in (0, 9999)),
-        (34 + 12 + 4, 1 << 30),  # how many numbers a tag has
-        (34 + 12 * 6 + 8, 1 << 30),  # where the picture lies
+        (34 + 12 + 4, 1 << 30),  # number of values of a tag
+        (34 + 12 * 6 + 8, 1 << 30),  # offset of the image
     ],
 )
-def test_a_directory_of_jpeg_xr_that_leads_elsewhere_is_not_followed(tmp_path, place, value):
-    """As its decoder does, and ends the process."""
+def test_invalid_offsets_in_jpeg_xr_are_refused(tmp_path, place, value):
+    """The decoder itself follows it, and crashes."""
     data = bytearray(imagecodecs.jpegxr_encode(slides.picture(32, 48, 1, "uint16")[..., 0]))
     size = 2 if place == 32 else 4
     data[place : place + size] = value.to_bytes(size, "little")
@@ -719,23 +733,23 @@ def test_a_directory_of_jpeg_xr_that_leads_elsewhere_is_not_followed(tmp_path, p
     pixels = np.zeros((32, 48, 1), np.uint16)
     page = tiffbytes.page(pixels, lambda _: bytes(data), compression=22610, photometric=1)
     tiffbytes.write(path, [page])
-    with open_slide(path) as slide, pytest.raises(TileError, match="JPEG XR data are damaged"):
+    with open_slide(path) as slide, pytest.raises(TileError, match="JPEG XR data is damaged"):
         slide.read_region((0, 0), (48, 32))
 
 
-def test_lerc_that_is_none_is_not_inflated(tmp_path):
-    """As imagecodecs does by itself with what begins like zlib or Zstandard."""
+def test_invalid_lerc_is_not_decompressed(tmp_path):
+    """imagecodecs itself does that with data that starts like zlib or Zstandard."""
     path = tmp_path / "a.tif"
     bomb = zlib.compress(imagecodecs.lerc_encode(np.zeros((32, 48, 3), np.uint8)))
     page = tiffbytes.page(slides.picture(32, 48), lambda _: bomb, compression=34887)
     tiffbytes.write(path, [page])
-    with open_slide(path) as slide, pytest.raises(TileError, match="no LERC"):
+    with open_slide(path) as slide, pytest.raises(TileError, match="not LERC"):
         slide.read_region((0, 0), (48, 32))
 
 
 @pytest.mark.parametrize(("code", "encode"), OF_ANY_TYPE)
 @pytest.mark.parametrize("shape", [(32, 48), (31, 48, 3), (48, 32, 3)])
-def test_a_picture_of_another_size_is_no_tile(tmp_path, code, encode, shape):
+def test_image_of_another_size_is_refused(tmp_path, code, encode, shape):
     tile = np.zeros(shape, np.uint8)
     path = tmp_path / "a.tif"
     tiffbytes.write(

@@ -9,7 +9,7 @@ from tests.writers import ndpi, slides
 
 
 def intervals(pixels, blocks):
-    """Return the header that each interval has as a JPEG of its own, and the intervals."""
+    """Return the header for a JPEG of one interval, and the intervals."""
     data = ndpi.jpeg(pixels, blocks)
     places = [*ndpi.starts(data), len(data)]
     height = data.index(b"\xff\xc0") + 5
@@ -21,7 +21,7 @@ def intervals(pixels, blocks):
 
 @pytest.mark.parametrize("first", [0, 5, 11])
 @pytest.mark.parametrize("count", [1, 2, 8, 9])
-def test_joined_intervals_are_the_part_of_the_large_jpeg(first, count):
+def test_joined_intervals_equal_part_of_large_jpeg(first, count):
     pixels = slides.picture(160, 64)
     header, parts = intervals(pixels, 8)
     expected = imagecodecs.jpeg_decode(ndpi.jpeg(pixels, 8))[8 * first : 8 * (first + count)]
@@ -56,8 +56,8 @@ def test_a_header_without_a_frame():
         join_intervals(b"\xff\xd8\xff\xda\0\2", [memoryview(b"\xff\xd0")])
 
 
-def test_a_header_that_would_become_too_high():
+def test_joined_jpeg_that_would_be_too_tall():
     header, parts = intervals(slides.picture(16, 16), 2)
     header = header.replace(b"\x08\0\x08\0\x10", b"\x08\xff\xff\0\x10")
-    with pytest.raises(ValueError, match="131070 pixels high"):
+    with pytest.raises(ValueError, match="131070 pixels"):
         join_intervals(header, parts)

@@ -1,4 +1,4 @@
-"""Tiles on top of each other are one JPEG, whose pixels are the tiles'."""
+"""A stack of tiles is one JPEG with exactly the pixels of the tiles."""
 
 import re
 import struct
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.jpeg import (
     END_OF_IMAGE,
-    MOST_ROWS,
+    MAX_ROWS,
     Stacking,
     header_length,
     read_header,
@@ -38,7 +38,7 @@ RESTARTS = re.compile(rb"\xff[\xd0-\xd7]")
 
 
 def pictures(kind, count, size=(HEIGHT, WIDTH)):
-    """Return parts of one picture, which all differ."""
+    """Return different parts of one image."""
     height, width = size
     whole = slides.picture(count * height, width, 1 if kind == "gray" else 3)
     return [whole[top : top + height] for top in range(0, len(whole), height)]
@@ -54,7 +54,7 @@ BASE = {kind: encode(kind, *pictures(kind, 1)) for kind in STRIPS}
 
 
 def with_optimised_tables(kind, count):
-    """Return tiles that share tables made for them, and the image that Pillow writes of all."""
+    """Return tiles with shared, optimized tables, and Pillow's encoding of all in one image."""
     image = pytest.importorskip("PIL.Image")
     whole, buffer = np.vstack(pictures(kind, count)), BytesIO()
     whole[:, :48] = np.where(np.arange(len(whole))[:, None, None] % 32 < 16, 128, whole[:, :48])
@@ -79,24 +79,24 @@ def stacking_of(data):
 
 
 def stacked(tiles):
-    """Put tiles on top of each other."""
+    """Stack tiles."""
     stacking = stacking_of(tiles[0])
     body = b"".join(
         tile[header_length(tile) : -2] + bytes((0xFF, 0xD0 + number % 8))
         for number, tile in enumerate(tiles)
     )
-    return stacking, stacking.begin(len(tiles)) + body + stacking.strip + END_OF_IMAGE
+    return stacking, stacking.header(len(tiles)) + body + stacking.strip + END_OF_IMAGE
 
 
 def as_stored(data):
-    """Decode without conversion of colours."""
+    """Decode without colour conversion."""
     colors = "GRAYSCALE" if len(read_header(data[: header_length(data)]).ids) == 1 else "YCBCR"
     pixels = imagecodecs.jpeg8_decode(data, colorspace=colors, outcolorspace=colors)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def check_stack(kind, tiles):
-    """Decode a stack as one image, and compare each of its tiles with that tile's own image."""
+    """Decode a stack as one image, and compare each tile in it with the separately decoded one."""
     stacking, data = stacked(tiles)
     found = as_stored(data)
     assert found.shape[:2] == (len(tiles) * HEIGHT + STRIPS[kind], WIDTH)
@@ -132,7 +132,7 @@ class TestHeader:
         assert header.transform is None
         assert not header.restarts
 
-    def test_it_ends_where_the_scan_begins(self):
+    def test_header_ends_at_the_scan(self):
         data = BASE["420"]
         end = header_length(data)
         last = markers(data)[-1][1]
@@ -140,7 +140,7 @@ class TestHeader:
         assert [(marker, start) for marker, start, _ in segments(data)] == markers(data)
 
     @pytest.mark.parametrize("length", range(0, 700, 9))
-    def test_one_that_is_cut_has_no_scan(self, length):
+    def test_truncated_header_has_no_scan(self, length):
         data = BASE["420"]
         assert header_length(data[: min(length, header_length(data) - 1)]) == 0
 
@@ -176,7 +176,7 @@ class TestHeader:
             "a scan of none": lambda data: patched(data, scan(data) + 4, [0]),
         }.values(),
     )
-    def test_what_is_damaged_or_in_parts(self, harm):
+    def test_damaged_or_partial_headers(self, harm):
         data = harm(BASE["420"])
         assert read_header(data[: header_length(data)]) is None
 
@@ -200,7 +200,7 @@ class TestStacks:
     @pytest.mark.parametrize("tables", ["standard tables", OPTIMISED])
     @pytest.mark.parametrize("kind", STRIPS)
     @pytest.mark.parametrize("count", [1, 2, 3, 9, 17])
-    def test_its_tiles_are_the_separate_ones(self, kind, count, tables):
+    def test_stacked_tiles_equal_separate_ones(self, kind, count, tables):
         if tables == OPTIMISED:
             tiles, _ = with_optimised_tables(kind, count)
         else:
@@ -215,11 +215,11 @@ class TestStacks:
 
     @pytest.mark.parametrize("kind", STRIPS)
     def test_it_is_what_an_encoder_writes(self, kind):
-        """But for the strip, and the place of the restart interval."""
+        """Except for the strip, and the position of the restart interval."""
         tiles, whole = with_optimised_tables(kind, 5)
         stacking, data = stacked(tiles)
         end = len(stacking.strip) + len(END_OF_IMAGE) + 2
-        begin = stacking.begin(5)
+        begin = stacking.header(5)
         assert data[len(begin) : -end] == whole[header_length(whole) : -2]
         rows = (5 * HEIGHT + STRIPS[kind]).to_bytes(2, "big")
         expected = patched(whole, frame(whole) + 5, rows)[: header_length(whole)]
@@ -231,7 +231,7 @@ class TestStacks:
     def test_tiles_of_any_width(self, kind, width):
         tiles = [encode(kind, pixels) for pixels in pictures(kind, 3, (HEIGHT, width))]
         stacking, data = stacked(tiles)
-        assert stacking.most > 1
+        assert stacking.max_tiles > 1
         luma = as_stored(data)[..., 0]
         expected = np.vstack([as_stored(tile)[..., 0] for tile in tiles])
         np.testing.assert_array_equal(luma[: 3 * HEIGHT], expected)
@@ -239,7 +239,7 @@ class TestStacks:
 
     @pytest.mark.parametrize("tables", ["standard tables", OPTIMISED])
     @pytest.mark.parametrize("level", [50, 100])
-    def test_its_marks_are_what_the_header_says(self, level, tables):
+    def test_marks_match_the_header(self, level, tables):
         data = encode("gray", *pictures("gray", 1), level=level)
         if tables == OPTIMISED:
             data = with_optimised_tables("gray", 1)[0][0]
@@ -255,7 +255,7 @@ class TestStacks:
     @pytest.mark.parametrize("kind", STRIPS)
     def test_no_strip_of_one_block(self, kind):
         tile = encode(kind, *pictures(kind, 1, (HEIGHT, 8)))
-        assert stacking_of(tile).most == 1
+        assert stacking_of(tile).max_tiles == 1
 
     @pytest.mark.parametrize("level", [1, 10, 50, 90, 100])
     def test_any_quality(self, level):
@@ -265,18 +265,18 @@ class TestStacks:
     def test_its_header_says_its_height(self):
         data = BASE["420"]
         stacking = stacking_of(data)
-        assert stacking.most == MOST_ROWS // HEIGHT
-        for count in (1, 2, 7, stacking.most):
-            begin = stacking.begin(count)
+        assert stacking.max_tiles == MAX_ROWS // HEIGHT
+        for count in (1, 2, 7, stacking.max_tiles):
+            begin = stacking.header(count)
             assert read_header(begin).height == count * HEIGHT + 16
             assert read_header(begin).restarts
             assert header_length(begin) == len(begin)
 
     def test_tall_tiles_are_few(self):
-        data = encode("gray", *pictures("gray", 1, (MOST_ROWS // 2 + 8, 16)))
-        assert stacking_of(data).most == 1
-        data = encode("gray", *pictures("gray", 1, (MOST_ROWS // 2, 16)))
-        assert stacking_of(data).most == 2
+        data = encode("gray", *pictures("gray", 1, (MAX_ROWS // 2 + 8, 16)))
+        assert stacking_of(data).max_tiles == 1
+        data = encode("gray", *pictures("gray", 1, (MAX_ROWS // 2, 16)))
+        assert stacking_of(data).max_tiles == 2
 
 
 def resized(data, height, width):
@@ -291,9 +291,9 @@ class TestNoStacks:
     @pytest.mark.parametrize(
         ("kind", "height"), [("420", 40), ("420", 50), ("422", 44), ("444", 47), ("gray", 49)]
     )
-    def test_of_tiles_that_end_within_a_unit(self, kind, height):
+    def test_tiles_that_end_within_an_mcu(self, kind, height):
         (pixels,) = pictures(kind, 1, (height, WIDTH))
-        assert stacking_of(encode(kind, pixels)).most == 1
+        assert stacking_of(encode(kind, pixels)).max_tiles == 1
 
     @pytest.mark.parametrize(
         "data",
@@ -307,21 +307,21 @@ class TestNoStacks:
             "no quantisation": without(BASE["420"], 0xDB),
         }.values(),
     )
-    def test_of_what_can_have_no_strip(self, data):
+    def test_tiles_without_a_strip(self, data):
         stacking = stacking_of(data)
-        assert stacking.most == 1
+        assert stacking.max_tiles == 1
         assert stacking.strip == b""
 
-    @pytest.mark.parametrize(("height", "most"), [(2040, MOST_ROWS // 2040), (2048, 1)])
-    def test_of_more_units_than_a_restart_interval_has(self, height, most):
+    @pytest.mark.parametrize(("height", "most"), [(2040, MAX_ROWS // 2040), (2048, 1)])
+    def test_more_mcus_than_a_restart_interval(self, height, most):
         data = resized(BASE["gray"], height, 2048)
-        assert stacking_of(data).most == most
+        assert stacking_of(data).max_tiles == most
 
     @pytest.mark.parametrize("table", [(0, 0), (0, 1), (1, 0), (1, 1)])
     def test_without_a_code_that_the_strip_needs(self, table):
-        """Chroma has to stay as it is, and each block has to end."""
+        """Chroma must not change, and each block must end."""
         data = BASE["420"]
-        assert stacking_of(data).most > 1
+        assert stacking_of(data).max_tiles > 1
         kind, number = table
         place = next(
             place
@@ -331,10 +331,10 @@ class TestNoStacks:
         symbols = place + 21
         count = sum(data[place + 5 : symbols])
         unneeded = bytes([0xE3] * count) if table != (0, 0) else bytes(count)
-        assert stacking_of(patched(data, symbols, unneeded)).most == 1
+        assert stacking_of(patched(data, symbols, unneeded)).max_tiles == 1
 
-    def test_of_a_header_that_libjpeg_reads_otherwise(self):
-        """A marker without a segment: what follows is another frame, or one's content."""
+    def test_header_that_libjpeg_parses_differently(self):
+        """After a marker without a segment, decoders disagree about what follows."""
         data = BASE["gray"]
         start = frame(data)
         large = patched(data[start : start + 13], 5, b"\x75\x30\x75\x30")
@@ -346,15 +346,15 @@ class TestNoStacks:
             assert header_length(changed) == 0
         assert read_header(hidden) is None
 
-    def test_of_shades_that_are_hard_to_tell_apart(self):
-        """The only step is of one or two, of the finest quantisation."""
+    def test_shades_with_low_contrast(self):
+        """The only difference is one or two, with the finest quantization."""
         data = encode("gray", FLAT[..., :1].copy(), level=100)
         place = next(place for marker, place in markers(data) if marker == 0xC4)
         assert data[place + 4] == 0
         few = b"\xff\xc4\0\x15\0" + bytes([0, 2, *[0] * 14]) + b"\0\1"
         fewer = inserted(without(data, 0xC4), place, few)
-        assert stacking_of(data).most > 1
-        assert stacking_of(fewer).most == 1
+        assert stacking_of(data).max_tiles > 1
+        assert stacking_of(fewer).max_tiles == 1
 
 
 class TestDamage:
@@ -372,13 +372,13 @@ class TestDamage:
         if header.sampling != read_header(whole[: header_length(whole)]).sampling:
             return
         stacking = Stacking(head, header)
-        assert 1 <= stacking.most <= MOST_ROWS // HEIGHT
-        if stacking.most == 1:
+        assert 1 <= stacking.max_tiles <= MAX_ROWS // HEIGHT
+        if stacking.max_tiles == 1:
             return
         first, second = stacking.marks[:2]
         assert abs(first - second) >= 8
-        for count in (2, stacking.most):
-            begun = read_header(stacking.begin(count))
+        for count in (2, stacking.max_tiles):
+            begun = read_header(stacking.header(count))
             assert begun.restarts
             assert begun.height == count * HEIGHT + STRIPS[kind]
             assert begun.huffman == header.huffman

@@ -1,4 +1,4 @@
-"""Colours of JPEG 2000: what a file's tags, its writer and the code stream make of them."""
+"""Colours of JPEG 2000, which depend on the file's tags, its writer and the code stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
-from pydicom.uid import JPEG2000, JPEG2000Lossless
+from pydicom.uid import HTJ2K, JPEG2000, HTJ2KLossless, HTJ2KLosslessRPCL, JPEG2000Lossless
 
 from napari_wsigpu import convert, open_slide
 from tests import oracles
@@ -17,7 +17,7 @@ SIDE = 64
 
 
 def ycbcr(tile):
-    """Convert RGB to YCbCr of full range."""
+    """Convert RGB to full-range YCbCr."""
     red, green, blue = np.moveaxis(tile.astype(float), -1, 0)
     y = 0.299 * red + 0.587 * green + 0.114 * blue
     planes = np.stack([y, 128 + (blue - y) / 1.772, 128 + (red - y) / 1.402], -1)
@@ -73,14 +73,14 @@ def test_other_numbers_of_components_are_never_converted(tmp_path, samples, dtyp
 
 @pytest.mark.parametrize("compression", [33003, 34712])
 @pytest.mark.parametrize("encoded", [plain_ycbcr, transformed])
-def test_a_component_transform_outweighs_the_photometric_tag(tmp_path, compression, encoded):
+def test_component_transform_overrides_photometric_tag(tmp_path, compression, encoded):
     path = written(tmp_path, PIXELS, encoded, compression=compression, photometric=6)
     assert abs(read(path).astype(int) - PIXELS).max() <= (0 if encoded is transformed else 2)
 
 
 @pytest.mark.parametrize("photometric", [2, 6])
 @pytest.mark.parametrize(("compression", "encoded"), [(33003, plain_ycbcr), (33005, plain)])
-def test_aperio_means_its_compressions(tmp_path, photometric, compression, encoded):
+def test_aperio_compressions_define_colours(tmp_path, photometric, compression, encoded):
     options = {"compression": compression, "photometric": photometric}
     description = slides.aperio_text(PIXELS.shape[1], PIXELS.shape[0])
     path = written(tmp_path, PIXELS, encoded, **options, description=description)
@@ -122,6 +122,29 @@ def test_dicom_that_contradicts_its_code_streams(
     dicomslides.save(tmp_path / "a.dcm", dicomslides.instance(PIXELS, "tested"))
     found = read(tmp_path / "a.dcm").astype(int)
     assert abs(found - PIXELS).max() <= (2 if encoded is plain_ycbcr else 0)
+
+
+@pytest.mark.parametrize(
+    ("photometric", "form"),
+    [
+        ("RGB", "plain"),
+        *((photometric, "transformed") for photometric in ("RGB", *YBR)),
+        *((photometric, "plain ycbcr") for photometric in YBR),
+    ],
+)
+@pytest.mark.parametrize("syntax", [HTJ2K, HTJ2KLossless, HTJ2KLosslessRPCL])
+def test_high_throughput_code_streams_that_contradict_dicom(
+    tmp_path, monkeypatch, photometric, syntax, form
+):
+    encoders = {
+        "plain": dicomslides.htj2k,
+        "transformed": dicomslides.htj2k_transformed,
+        "plain ycbcr": lambda tile: dicomslides.htj2k(ycbcr(tile)),
+    }
+    monkeypatch.setitem(dicomslides.KINDS, "tested", (syntax, photometric, encoders[form]))
+    dicomslides.save(tmp_path / "a.dcm", dicomslides.instance(PIXELS, "tested"))
+    found = read(tmp_path / "a.dcm").astype(int)
+    assert abs(found - PIXELS).max() <= (2 if form == "plain ycbcr" else 0)
 
 
 @pytest.mark.parametrize("suffix", [".tif", ".ome.tif"])

@@ -1,4 +1,4 @@
-"""What the structure of a JPEG reveals: the rule of `end_of_image`, and the native core's."""
+"""Checks of a JPEG's structure by `end_of_image` and by the native core."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encoded(pixels=PIXELS, **options):
 
 
 def without(data, marker):
-    """Leave out the segments of a kind."""
+    """Remove all segments with a marker."""
     kept, at = data[:2], 2
     while data[at + 1] != 0xDA:
         past = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -68,13 +68,13 @@ TAILS = {
 
 
 def scan_of(data):
-    """Return where the first scan begins."""
+    """Return the offset of the first scan."""
     place = data.index(b"\xff\xda")
     return place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
 
 
 def restart(data, number):
-    """Return where a restart marker is."""
+    """Return the offset of a restart marker."""
     return data.index(bytes((0xFF, 0xD0 + number)), scan_of(data))
 
 
@@ -99,7 +99,7 @@ DAMAGED = {
     "not at its begin": b"\0" + PLAIN,
     "nothing": b"",
 }
-# What only a decoder notices.
+# Damage that only a decoder detects.
 RUNS_OUT = {
     "half, and an end": PLAIN[: len(PLAIN) // 2] + END,
     "an end in the middle": PLAIN[: len(PLAIN) // 2] + END + PLAIN[len(PLAIN) // 2 :],
@@ -109,11 +109,11 @@ RUNS_OUT = {
 
 
 STRUCTURAL = {
-    "it is no JPEG",
+    "it is not a JPEG",
     "its JPEG has no scan",
     "its JPEG has no frame",
     "its JPEG has several frames",
-    "its JPEG begins twice",
+    "it has two start markers",
     "its JPEG data end early",
     "a segment of its JPEG is damaged",
     "tables of its JPEG are missing",
@@ -123,7 +123,7 @@ STRUCTURAL = {
 
 
 def reason_of(data):
-    """Return what the rule in Python says; None if nothing is wrong."""
+    """Return the error of the check in Python; None if there is none."""
     try:
         end_of_image(data)
     except ValueError as error:
@@ -132,7 +132,7 @@ def reason_of(data):
 
 
 def of_core(data, shared=b""):
-    """Decode by the native core: its message, or None and how the picture is sized."""
+    """Decode with the native core; return its error, or None and the size of the image."""
     encoded, tables = np.frombuffer(data or b"\0", np.uint8), np.frombuffer(shared, np.uint8)
     out = np.empty(300 * 300 * 3, np.uint8)
     address = tables.ctypes.data if len(tables) else 0
@@ -146,7 +146,7 @@ def of_core(data, shared=b""):
 
 @pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
 @pytest.mark.parametrize("data", KINDS.values(), ids=KINDS)
-def test_the_end_is_found_whatever_follows(data, tail):
+def test_end_is_found_before_other_bytes(data, tail):
     assert end_of_image(data + tail) == len(data)
 
 
@@ -157,7 +157,7 @@ def test_damage_of_the_structure(data):
 
 
 @pytest.mark.parametrize("data", [*RUNS_OUT.values()], ids=RUNS_OUT)
-def test_what_the_structure_does_not_reveal(data):
+def test_damage_outside_the_structure(data):
     assert data[end_of_image(data) - 2 :][:2] == END
 
 
@@ -178,7 +178,7 @@ def test_tables_may_be_shared():
     st.one_of(st.none(), st.tuples(st.integers(0, 4000), st.integers(0, 40))),
     st.sampled_from([b"", *TAILS.values()]),
 )
-def test_the_core_has_the_same_rule(data, bytes_set, cut, tail):
+def test_native_core_agrees(data, bytes_set, cut, tail):
     changed = bytearray(data)
     for place, value in bytes_set:
         changed[place % len(changed)] = value
@@ -213,7 +213,7 @@ def test_sound_tiles_are_read_whatever_follows(tmp_path, host_gpu, tail):
 
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_damage_is_said_for_every_region(tmp_path, host_gpu, device, data):
+def test_damage_is_reported_for_every_region(tmp_path, host_gpu, device, data):
     if not data:
         pytest.skip("a tile without bytes is missing")
     path = written(tmp_path, [PLAIN, data])
@@ -239,7 +239,7 @@ def test_running_out_of_data_is_damage(tmp_path, data):
 
 @pytest.mark.skipif(not native.available, reason="no native core")
 @pytest.mark.parametrize("kind", ["gray", "planar", "batches"])
-def test_running_out_is_noticed_by_all_decoders_on_the_cpu(tmp_path, kind):
+def test_truncation_is_detected_by_all_cpu_decoders(tmp_path, kind):
     data = encoded(slides.picture(SIDE, SIDE, 1))
     half = data[: len(data) // 2] + END
     planar = kind == "planar"
@@ -261,7 +261,7 @@ def test_running_out_is_noticed_by_all_decoders_on_the_cpu(tmp_path, kind):
 
 @pytest.mark.parametrize("missing", [(0,), (0, 1)])
 @pytest.mark.parametrize("jfif", [True, False])
-def test_colours_are_those_of_the_first_tile_that_there_is(tmp_path, missing, jfif):
+def test_colours_come_from_the_first_existing_tile(tmp_path, missing, jfif):
     pixels = slides.picture(SIDE, 3 * SIDE)
     encode = encoded if jfif else slides.jpeg
     options = {"compression": 7, "photometric": 2, "tile": (SIDE, SIDE)}

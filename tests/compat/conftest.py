@@ -1,4 +1,4 @@
-"""A slide with missing tiles; the packages themselves warn of much that is not ours."""
+"""Fixtures: a slide with missing tiles and one without."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def whole(tmp_path):
-    """A slide that lacks no tile: OpenSlide hides what is coarser than a missing one."""
+    """Return a slide without missing tiles, below which OpenSlide would hide coarser levels."""
     path = tmp_path / "whole.svs"
     slides.write_aperio(path, slides.picture(600, 800), (4,))
     return str(path)

@@ -1,4 +1,4 @@
-"""bioio reads slides by our reader; skipped where there is no bioio."""
+"""The bioio reader; skipped if bioio is not installed."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_levels(path):
     image.reader.slide.close()
 
 
-def test_pixels_are_those_of_its_reader_by_tifffile(whole):
+def test_pixels_match_the_tifffile_reader(whole):
     theirs = pytest.importorskip("bioio_tifffile", exc_type=ImportError)
     image, expected = (BioImage(whole, reader=kind) for kind in (ours.Reader, theirs.Reader))
     assert image.dims.order == expected.dims.order
@@ -45,7 +45,7 @@ def test_channels(tmp_path):
     image.reader.slide.close()
 
 
-def test_what_it_is_for(path, tmp_path):
+def test_supported_files(path, tmp_path):
     text = tmp_path / "text.svs"
     text.write_text("no slide")
     assert ours.Reader.is_supported_image(path)

@@ -1,4 +1,4 @@
-"""hs2p's tiles by its path for cuCIM, whose place ours takes, are those of its other readers."""
+"""hs2p's cuCIM backend on top of this package returns the same tiles as its other backends."""
 
 import sys
 

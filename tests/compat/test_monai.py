@@ -1,4 +1,4 @@
-"""MONAI's data set gets the pixels of its reader by OpenSlide; skipped where there is no MONAI."""
+"""MONAI datasets get the pixels of its OpenSlide reader; skipped if MONAI is not installed."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from napari_wsigpu.compat.monai import SlideReader  # noqa: E402
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("level", [0, 1])
-def test_patches_of_data_sets(path, level, mode):
+def test_patches_of_datasets(path, level, mode):
     data = [{"image": path, "location": place, "label": 0} for place in ((300, 200), (560, 400))]
     options = {"patch_size": (64, 48), "patch_level": level, "center_location": False}
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""TIAToolbox's patches are those of its default reader; skipped where there is no TIAToolbox."""
+"""TIAToolbox gets the patches of its default reader; skipped if it is not installed."""
 
 import warnings
 
@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of packages that it could use
+    warnings.simplefilter("ignore")  # about optional packages
     pytest.importorskip("tiatoolbox.tools.patchextraction", exc_type=ImportError)
 
 from tiatoolbox.tools.patchextraction import get_patch_extractor  # noqa: E402
@@ -24,7 +24,7 @@ def both(whole):
         reader.openslide_wsi.close()
 
 
-def test_it_is_taken_in_place_of_a_path(both):
+def test_reader_is_accepted_instead_of_a_path(both):
     assert WSIReader.open(both[0]) is both[0]
 
 
@@ -51,7 +51,7 @@ def test_patches(both, resolution, units):
         np.testing.assert_array_equal(patch, expected)
 
 
-def test_regions_and_facts(both):
+def test_regions_and_metadata(both):
     ours, theirs = both
     for name in ("level_dimensions", "level_downsamples", "vendor", "objective_power"):
         assert getattr(ours.info, name) == getattr(theirs.info, name)

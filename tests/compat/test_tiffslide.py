@@ -1,4 +1,4 @@
-"""What tiffslide returns of the same files, and how it fails."""
+"""Comparison with tiffslide: results and errors for the same files."""
 
 import io
 
@@ -26,7 +26,7 @@ SHARED = [
 
 
 def write_sparse(path):
-    slides.write_aperio(path, slides.picture(500, 700), (2,), missing=[(0, 5, 6, 7), ()])
+    slides.write_aperio(path, slides.picture(500, 700), (), missing=[(0, 5, 6, 7)])
 
 
 def write_deep(path):
@@ -37,7 +37,7 @@ def write_deep(path):
 
 
 WRITTEN = {"sparse.svs": write_sparse, "deep.tif": write_deep}
-# What has another name here, or another value: the parts that strips and JPEGs are read in.
+# Properties with other names or values: the sizes of parts that strips and JPEGs are read in.
 UNLIKE = ("tile-width", "tile-height", "hamamatsu.Model")
 
 
@@ -74,7 +74,7 @@ def assert_same(image, expected):
 
 def test_pixels(both):
     expected, slide = both
-    count = expected.level_count  # ours may have more, which it computes
+    count = expected.level_count  # this package may have additional, computed levels
     assert slide.level_dimensions[:count] == expected.level_dimensions
     assert slide.level_downsamples[:count] == pytest.approx(expected.level_downsamples)
     for level in range(count):
@@ -93,7 +93,7 @@ def test_pixels(both):
 def test_properties(both):
     expected, slide = both
     for name, value in expected.properties.items():
-        # Of some files ours knows more.
+        # This package knows more about some files.
         if value is not None and not name.endswith(UNLIKE) and not name.startswith("tiff.Image"):
             found = slide.properties[name]
             assert found == (pytest.approx(value) if isinstance(value, float) else value), name
@@ -121,7 +121,7 @@ def test_thumbnails_and_levels(both):
     assert (slide.color_profile is None) == (expected.color_profile is None)
 
 
-def test_pictures(tmp_path):
+def test_associated_images(tmp_path):
     path = shared_slide("CMU-1-Small-Region.svs")
     with theirs.TiffSlide(path) as expected, ours.TiffSlide(path) as slide:
         assert set(slide.associated_images) == set(expected.associated_images)
@@ -155,7 +155,7 @@ def url(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["URL", "file", "stream", "bytes", "local", "local file"])
-def test_what_is_opened(url, tmp_path, kind, recwarn):
+def test_kinds_of_inputs(url, tmp_path, kind, recwarn):
     path = tmp_path / "slide.svs"
     with fsspec.open(url) as stream, path.open("rb") as local:
         file = {
@@ -180,7 +180,7 @@ def test_what_is_opened(url, tmp_path, kind, recwarn):
     assert not recwarn.list
 
 
-def test_a_stream_that_was_closed(url, tmp_path):
+def test_closed_stream_raises(url, tmp_path):
     stream = io.BytesIO((tmp_path / "slide.svs").read_bytes())
     with ours.TiffSlide(stream) as slide:
         stream.close()
@@ -188,7 +188,7 @@ def test_a_stream_that_was_closed(url, tmp_path):
             slide.read_region((0, 0), 0, (5, 5))
 
 
-def test_damage_in_a_stream_is_blamed_on_its_tile(tmp_path):
+def test_error_in_a_stream_names_the_tile(tmp_path):
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 150), encode=lambda tile: b"damaged")
     slide = ours.TiffSlide(io.BytesIO(path.read_bytes()))
@@ -196,7 +196,7 @@ def test_damage_in_a_stream_is_blamed_on_its_tile(tmp_path):
         slide.read_region((0, 0), 0, (5, 5))
 
 
-def test_what_is_no_slide(tmp_path, url):
+def test_invalid_inputs_raise(tmp_path, url):
     text = tmp_path / "text.svs"
     text.write_text("no slide")
     for wrong in (text, io.BytesIO(b"no slide"), io.BytesIO()):
@@ -208,15 +208,15 @@ def test_what_is_no_slide(tmp_path, url):
         with pytest.raises(FileNotFoundError, match=r"none\.svs"):
             ours.TiffSlide(missing)
     for wrong in ({}, "unheard-of://slide.svs"):
-        with pytest.raises(ValueError, match=r"no path|unheard-of"):
+        with pytest.raises(ValueError, match=r"not a path|unheard-of"):
             ours.TiffSlide(wrong)
-    with pytest.warns(UserWarning, match="storage_options are of no use"):
+    with pytest.warns(UserWarning, match="storage_options are ignored"):
         ours.TiffSlide(fsspec.open(url), storage_options={"anon": True}).close()
 
 
-def test_levels_that_there_are_not(slide):
+def test_missing_levels(slide):
     for level in (-1, slide.level_count):
-        with pytest.raises(IndexError, match=f"no level {level}; its levels are 0 to 2"):
+        with pytest.raises(IndexError, match=f"no level {level}; it has 3 levels, 0 to 2"):
             slide.read_region((0, 0), level, (5, 5), padding=False)
         with pytest.warns(UserWarning, match="out-of-bounds"):
             array = slide.read_region((0, 0), level, (5, 4), as_array=True)
@@ -240,20 +240,23 @@ def test_flat_images(tmp_path):
         ours.NotTiffSlide(tmp_path / "none.png")
 
 
-def test_channels_that_make_no_image(tmp_path):
+def test_unsupported_channels_raise(tmp_path):
     path = tmp_path / "slide.tif"
     pixels = slides.picture(90, 100, 5).transpose(2, 0, 1)
     tifffile.imwrite(path, pixels, tile=(32, 32), planarconfig="separate", photometric="minisblack")
     with ours.TiffSlide(path) as slide:
         array = slide.read_region((0, 0), 0, (100, 90), as_array=True)
         np.testing.assert_array_equal(array.transpose(2, 0, 1), pixels)
-        with pytest.raises(ValueError, match="5 channels of uint8 make no image; use as_array"):
+        with pytest.raises(ValueError, match="5 channels of uint8; use as_array"):
             slide.get_thumbnail((50, 50))
 
 
 @pytest.mark.parametrize("name", ours.ALIASES)
-def test_names_of_openslide(name):
-    with pytest.warns(UserWarning, match=f"'{name}' is"):
+def test_openslide_aliases(name):
+    with pytest.warns(UserWarning, match=f"'{name}' is an alias"):
         assert issubclass(getattr(ours, name), ours.TiffSlide | ours.TiffFileError)
-    with pytest.warns(UserWarning, match="no 'AbstractSlide'"), pytest.raises(AttributeError):
+    with (
+        pytest.warns(UserWarning, match="provide 'AbstractSlide'"),
+        pytest.raises(AttributeError),
+    ):
         ours.AbstractSlide  # noqa: B018

@@ -1,4 +1,4 @@
-"""wsidata opens slides by our reader; skipped where there is no wsidata."""
+"""The wsidata reader; skipped if wsidata is not installed."""
 
 import pickle
 
@@ -14,7 +14,7 @@ from wsidata.reader import OpenSlideReader  # noqa: E402
 from napari_wsigpu.compat.wsidata import NAME, SlideReader  # noqa: E402
 
 
-def test_regions_are_those_of_its_reader_by_openslide(path):
+def test_regions_match_the_openslide_reader(path):
     ours, theirs = SlideReader(path), OpenSlideReader(path)
     assert ours.properties.shape == theirs.properties.shape
     assert ours.properties.level_shape == theirs.properties.level_shape
@@ -37,7 +37,7 @@ def test_slides_are_opened_by_name(path):
     wsi.reader.detach_reader()
 
 
-def test_tiles_of_lazyslide_are_those_of_its_default_reader(path):
+def test_lazyslide_tiles_match_the_default_reader(path):
     lazyslide = pytest.importorskip("lazyslide", exc_type=ImportError)
     images = []
     for reader in (NAME, "openslide"):

@@ -1,4 +1,4 @@
-"""zarr-python reads slides, as the arrays that they are."""
+"""zarr-python reads slides through `SlideStore`."""
 
 import numpy as np
 import pytest
@@ -54,12 +54,12 @@ def test_16_bits_and_one_channel(tmp_path):
         np.testing.assert_array_equal(zarr.open_array(SlideStore(alone), mode="r")[...], alone[...])
 
 
-def test_nothing_is_written(slide):
+def test_store_is_read_only(slide):
     with pytest.raises(ValueError, match="read-only"):
         zarr.open_array(SlideStore(slide.levels[0]), mode="r+")[0] = 1
 
 
-def test_keys_and_parts_of_them(slide):
+def test_keys_and_byte_ranges(slide):
     store, prototype = SlideStore(slide), default_buffer_prototype()
 
     def get(key, part=None):

@@ -1,4 +1,4 @@
-"""Conversions in tests don't wait for the disk."""
+"""Skip fsync in conversion tests."""
 
 import os
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
+def skip_fsync(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)

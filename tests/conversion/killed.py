@@ -1,8 +1,8 @@
-"""Kill conversions at each of their steps in the file system, and let them go on.
+"""Kill conversions at each file-system operation, and resume them.
 
-Run as ``python -m tests.conversion.killed SOURCE FOLDER NAME POINTS``: for that many points, spread
-over all that a conversion has, a process is killed there, another one converts again, and its
-result is compared with that of a conversion that nobody disturbed. Prints how many there were.
+Run as ``python -m tests.conversion.killed SOURCE FOLDER NAME POINTS``. For POINTS operations,
+spread evenly over a conversion, one process is killed at the operation, a second one resumes, and
+the result is compared with that of an undisturbed conversion. Prints the number of operations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from napari_wsigpu import convert
-from napari_wsigpu.conversion import run
+from napari_wsigpu.conversion import convert_slide
 from napari_wsigpu.conversion.checksum import checksum
 
 STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link"}
@@ -21,8 +21,8 @@ KILLED = 9
 
 
 def main(source: str, folder: str, name: str, points: str) -> None:
-    """Try all points; an assertion fails where a result differs."""
-    run.COMMIT_SECONDS = 0
+    """Try all points; an assertion fails if a result differs."""
+    convert_slide.COMMIT_SECONDS = 0
     os.fsync = lambda _: None
     whole = Path(folder) / "whole" / name
     assert _in_child(source, whole) == 0
@@ -31,7 +31,7 @@ def main(source: str, folder: str, name: str, points: str) -> None:
     for point in chosen:
         target = Path(folder) / f"{point}" / name
         assert _in_child(source, target, point) == KILLED, point
-        # Whatever is called as the result is one.
+        # A file with the target's name is always a complete result.
         assert not target.exists() or checksum(target) == wanted, point
         assert _in_child(source, target) == 0, point
         assert checksum(target) == wanted, point
@@ -41,9 +41,9 @@ def main(source: str, folder: str, name: str, points: str) -> None:
 
 
 def _in_child(source: str, target: Path, last: int = sys.maxsize) -> int:
-    """Convert in a process that dies at a step, unless it is done before; return its status.
+    """Convert in a process that is killed at a step; return its exit status.
 
-    How many steps it took stands in a file beside the folder of the target.
+    The process writes the number of its steps to a file next to the target's folder.
     """
     target.parent.mkdir(exist_ok=True, parents=True)
     child = os.fork()
@@ -60,7 +60,7 @@ def _in_child(source: str, target: Path, last: int = sys.maxsize) -> int:
 
 
 def _count(source: str, target: Path, last: int) -> int:
-    """Convert, and return how many steps that took; end the process at the last one."""
+    """Convert and return the number of steps; exit the process at the last one."""
     place, steps = str(target), 0
 
     def step(event: str, arguments: tuple[object, ...]) -> None:

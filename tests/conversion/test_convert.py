@@ -1,4 +1,4 @@
-"""What `convert` writes, as tifffile, zarr, OpenSlide and this package read it."""
+"""Results of `convert`, read with tifffile, zarr, OpenSlide and this package."""
 
 import errno
 import hashlib
@@ -36,15 +36,15 @@ BARE = {"thumbnail": False, "associated": ()}
 LZ4_IS_NEW = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not:UserWarning")
 
 
-def large_picture(height, width):
-    """A picture that is made fast."""
+def large_image(height, width):
+    """Return a large image that is cheap to generate."""
     return np.tile(slides.picture(300, 500), (height // 300 + 1, width // 500 + 1, 1))[
         :height, :width
     ]
 
 
 def aperio(path, height=300, width=500, **options):
-    slides.write_aperio(path, large_picture(height, width), (4,), tile=(64, 64), **options)
+    slides.write_aperio(path, large_image(height, width), (4,), tile=(64, 64), **options)
     return path
 
 
@@ -92,7 +92,7 @@ SOURCES = {
 
 
 def pyramid_of(path):
-    """All levels of a slide's pyramid, stored or computed."""
+    """Return all levels of a slide's pyramid, stored or computed."""
     with open_slide(path, "cpu") as slide:
         return [slide.level_array(level.number)[...] for level in slide.pyramid]
 
@@ -165,7 +165,7 @@ def test_openslide_reads_the_same(tmp_path, compression):
 
 @pytest.mark.parametrize("photometric", [8, 32803, 34892])  # CIELAB, CFA, LINEAR_RAW
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
-def test_planes_of_rare_colours_are_copied(tmp_path, photometric, name):
+def test_planes_of_rare_color_spaces_are_copied(tmp_path, photometric, name):
     source, target = tmp_path / "s.tif", tmp_path / name
     options = {"compression": 8, "tile": (64, 64), "planar": True, "photometric": photometric}
     pixels = slides.picture(150, 200)
@@ -177,7 +177,7 @@ def test_planes_of_rare_colours_are_copied(tmp_path, photometric, name):
 
 @pytest.mark.parametrize("missing", [(), (0,)])
 @pytest.mark.parametrize("kind", ["jpeg rgb", "jpeg ycbcr"])
-def test_openslide_reads_the_colours_of_frames_that_are_copied(tmp_path, kind, missing):
+def test_openslide_reads_colors_of_copied_frames(tmp_path, kind, missing):
     options = {"kind": kind, "sparse": bool(missing), "missing": missing}
     dicomslides.write_slide(tmp_path / "s", slides.picture(150, 200), (), **options)
     target = tmp_path / "out.tif"
@@ -236,7 +236,7 @@ def test_other_tiles_are_copied(tmp_path, compression, name):
     assert_equal_levels(tifffile_levels(target), [pixels])
 
 
-def test_chroma_subsampling_is_said(tmp_path):
+def test_chroma_subsampling_tag(tmp_path):
     source, target = tmp_path / "s.tif", tmp_path / "out.tif"
     tifffile.imwrite(
         source, slides.picture(128, 128), tile=(64, 64), compression="jpeg", subsampling=(2, 1),
@@ -248,7 +248,7 @@ def test_chroma_subsampling_is_said(tmp_path):
     np.testing.assert_array_equal(oracles.tifffile_page(target), oracles.tifffile_page(source))
 
 
-def test_a_quality_that_is_given_counts(tmp_path):
+def test_explicit_quality_is_used(tmp_path):
     source = aperio(tmp_path / "s.svs", **BARE)
     sizes = []
     for quality in (30, 95):
@@ -273,14 +273,14 @@ def test_averages_of_missing_tiles_are_missing(tmp_path):
     missing = [index for index in range(20 * 20) if index // 20 < 4 or index % 20 < 3]
     pixels = slides.picture(1280, 1280)
     slides.write_aperio(tmp_path / "s.svs", pixels, (), tile=(64, 64), missing=[missing], **BARE)
-    convert(tmp_path / "s.svs", tmp_path / "out.tif")
+    convert(tmp_path / "s.svs", tmp_path / "out.tif", lossless=True)
     with tifffile.TiffFile(tmp_path / "out.tif") as file:
         counts = np.reshape(file.pages[1].databytecounts, (10, 10))
         shown = file.pages[1].asarray()
     assert not counts[:2].any()
     assert not counts[:, 0].any()
     assert counts[2:, 1:].all()
-    assert (shown[:128] == 255).all()  # as the tag GDAL_NODATA says
+    assert (shown[:128] == 255).all()  # from the tag GDAL_NODATA
     np.testing.assert_array_equal(shown, pyramid_of(tmp_path / "s.svs")[1])
 
 
@@ -291,9 +291,9 @@ def test_raw_tiles_are_aligned(tmp_path):
     assert (offsets % 4096 == 0).all()
 
 
-def test_openslide_reads_raw_levels_of_a_slide_whose_tiles_differ(tmp_path):
+def test_openslide_reads_raw_levels_of_a_slide_with_mixed_tile_sizes(tmp_path):
     source, target = tmp_path / "s.tif", tmp_path / "out.tif"
-    fine = large_picture(700, 900)
+    fine = large_image(700, 900)
     with tifffile.TiffWriter(source) as file:
         file.write(fine, tile=(512, 512), photometric="rgb", compression="deflate")
         file.write(
@@ -310,7 +310,7 @@ def test_openslide_reads_raw_levels_of_a_slide_whose_tiles_differ(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
-def test_a_damaged_slide_leaves_nothing_behind(tmp_path, name):
+def test_damaged_slide_leaves_no_files(tmp_path, name):
     source = aperio(tmp_path / "s.svs")
     with tifffile.TiffFile(source) as file:
         offset = file.pages[0].dataoffsets[7]
@@ -340,9 +340,9 @@ def test_a_region(tmp_path, region, name):
 
 @pytest.mark.parametrize("x", [4, 2])
 def test_coarser_levels_of_a_region(tmp_path, x):
-    """They are the slide's own where that is possible, and averages where it is not."""
+    """They are the slide's own levels where possible, otherwise averages."""
     source, target = tmp_path / "s.svs", tmp_path / "out.tif"
-    levels = slides.write_aperio(source, large_picture(3000, 2400), (4,), tile=(240, 240), **BARE)
+    levels = slides.write_aperio(source, large_image(3000, 2400), (4,), tile=(240, 240), **BARE)
     convert(source, target, region=(x, 0, 2000, 3000), compression="raw")
     found = tifffile_levels(target)
     assert [level.shape[:2] for level in found] == [(3000, 2000), (1500, 1000), (750, 500)]
@@ -363,7 +363,7 @@ def test_a_level_becomes_the_first(tmp_path, level):
         mpp = slide.mpp[0] * slide.pyramid[numbers.index(level)].layout.downsample(
             slide.layout.levels[0]
         )
-    convert(source, target, level=level)
+    convert(source, target, level=level, lossless=True)
     expected = pyramid_of(source)[numbers.index(level) :]
     assert_equal_levels(tifffile_levels(target), expected)
     with open_slide(target, "cpu") as slide:
@@ -380,7 +380,7 @@ def test_tile_size_and_levels(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_chunks_of_background_only_are_not_written(tmp_path, dtype):
+def test_background_chunks_are_not_written(tmp_path, dtype):
     source, target = tmp_path / "s.tif", tmp_path / "out.zarr"
     pixels = slides.picture(200, 200, 1, dtype)[..., 0] + 1
     pixels[64:128, :64] = 0
@@ -420,12 +420,12 @@ def test_progress_counts_all_tiles(tmp_path):
     assert seen == sorted(seen)
 
 
-def test_the_checksum_of_a_file_is_sha256sums(tmp_path):
+def test_file_checksum_matches_sha256sum(tmp_path):
     done = convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif")
     assert done.checksum == hashlib.sha256((tmp_path / "out.tif").read_bytes()).hexdigest()
 
 
-def test_the_checksum_of_a_folder_is_of_sha256sums_lines(tmp_path):
+def test_folder_checksum_matches_sha256sum(tmp_path):
     pytest.importorskip("zarr")
     done = convert(aperio(tmp_path / "s.svs"), tmp_path / "out.zarr")
     command = "find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
@@ -438,7 +438,7 @@ def test_the_checksum_of_a_folder_is_of_sha256sums_lines(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
-def test_the_result_is_the_same_each_time(tmp_path, name):
+def test_result_is_reproducible(tmp_path, name):
     source = aperio(tmp_path / "s.svs", 700, 900)
     sums = {
         convert(source, tmp_path / name, overwrite=True, workers=workers).checksum
@@ -447,7 +447,7 @@ def test_the_result_is_the_same_each_time(tmp_path, name):
     assert len(sums) == 1
 
 
-def test_an_ome_tiff_is_named_by_what_it_is_made_of(tmp_path):
+def test_ome_uuid_depends_on_the_content(tmp_path):
     def uuid(source, **options):
         convert(source, tmp_path / "out.ome.tif", overwrite=True, **options)
         with tifffile.TiffFile(tmp_path / "out.ome.tif") as file:
@@ -464,7 +464,7 @@ def test_an_ome_tiff_is_named_by_what_it_is_made_of(tmp_path):
 def test_overwriting(tmp_path, name):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / name
     first = convert(source, target, tile_size=32)
-    with pytest.raises(errors.TargetExistsError, match="exists already"):
+    with pytest.raises(errors.TargetExistsError, match="already exists"):
         convert(source, target)
     second = convert(source, target, overwrite=True, tile_size=64)
     assert first.checksum != second.checksum
@@ -472,27 +472,27 @@ def test_overwriting(tmp_path, name):
 
 
 REFUSALS = {
-    "name": ("out.gif", {}, "end it in"),
-    "jpeg": ("out.zarr", {"compression": "jpeg"}, "OME-Zarr is not written"),
+    "name": ("out.gif", {}, "use one that ends in"),
+    "jpeg": ("out.zarr", {"compression": "jpeg"}, "OME-Zarr does not support"),
     "lz4": ("out.tif", {"compression": "lz4"}, "use raw, jpeg, deflate or zstd"),
     "tile": ("out.tif", {"tile_size": 100}, "multiple of 16"),
     "huge tile": ("out.tif", {"tile_size": 1 << 20}, "from 16 to 4096"),
     "quality": ("out.tif", {"quality": 0}, "from 1 to 100"),
-    "quality without JPEG": ("out.tif", {"quality": 80}, "of JPEG only; choose"),
-    "quality of Zarr": ("out.zarr", {"quality": 80, "compression": "zstd"}, "of JPEG only"),
+    "quality without JPEG": ("out.tif", {"quality": 80}, "JPEG only; choose"),
+    "quality of Zarr": ("out.zarr", {"quality": 80, "compression": "zstd"}, "JPEG only"),
     "levels": ("out.tif", {"levels": 0}, "from 1 to"),
-    "text": ("out.tif", {"tile_size": "256"}, "whole number"),
+    "text": ("out.tif", {"tile_size": "256"}, "an integer"),
     "region": ("out.tif", {"region": (0, 0, 501, 10)}, "beyond the slide of 500 x 300"),
     "negative": ("out.tif", {"region": (-1, 0, 5, 10)}, "beyond the slide"),
-    "empty": ("out.tif", {"region": (0, 0, 0, 10)}, "holds nothing"),
-    "region's length": ("out.tif", {"region": (0, 0, 10)}, "four whole numbers"),
+    "empty": ("out.tif", {"region": (0, 0, 0, 10)}, "is empty"),
+    "region's length": ("out.tif", {"region": (0, 0, 10)}, "four integers"),
     "workers": ("out.tif", {"workers": 0}, "from 1 to 1024"),
     "shard": ("out.tif", {"shard": 2}, "OME-Zarr"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_can_not_be_is_refused(tmp_path, case):
+def test_invalid_options_raise(tmp_path, case):
     name, options, words = REFUSALS[case]
     source = aperio(tmp_path / "s.svs")
     with pytest.raises(errors.ConversionError, match=words):
@@ -500,40 +500,40 @@ def test_what_can_not_be_is_refused(tmp_path, case):
     assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
 
-def test_a_level_that_is_not_there(tmp_path):
-    with pytest.raises(errors.LevelError, match=r"has no level 7; its levels are 0 to 1\.$"):
+def test_missing_level_raises(tmp_path):
+    with pytest.raises(errors.LevelError, match=r"has no level 7; it has 2 levels, 0 to 1\.$"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", level=7)
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr", "out.png"])
 @pytest.mark.parametrize("kind", ["file", "folder", "folder of a journal"])
-def test_what_is_in_the_way_is_kept(tmp_path, name, kind):
+def test_foreign_files_at_the_partial_path_are_kept(tmp_path, name, kind):
     source, part = aperio(tmp_path / "s.svs"), tmp_path / f"{name}.part"
     mine = part if kind == "file" else part / "mine.txt"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     if kind == "folder of a journal":
         (part / "journal").write_text("today")
-    with pytest.raises(errors.TargetExistsError, match=r"\.part' is in the way"):
+    with pytest.raises(errors.TargetExistsError, match=r"\.part' exists but is not"):
         convert(source, tmp_path / name)
     assert mine.read_text() == "mine"
     assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("left", [b"", b"\x89PN", b"\x89PNG\r\n\x1a\n and more"])
-def test_a_picture_that_was_half_written_is_not_in_the_way(tmp_path, left):
+def test_partial_png_is_replaced(tmp_path, left):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.png"
     (tmp_path / "out.png.part").write_bytes(left)
     convert(source, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.png", "s.svs"]
 
 
-def test_a_picture_on_a_full_disk_begins_anew(tmp_path, monkeypatch):
+def test_png_starts_again_after_a_full_disk(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(errors.TargetWriteError, match=r"free some and convert again\.$"):
+    with pytest.raises(errors.TargetWriteError, match=r"free some space and try again\.$"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "out.png")
     assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
@@ -555,14 +555,14 @@ def test_the_source_is_not_overwritten(tmp_path, link):
     assert source.read_bytes() == before
 
 
-def test_a_server_is_not_written_to_and_its_login_not_told(tmp_path):
-    with pytest.raises(errors.ConversionError, match="is a URL; convert to a path") as caught:
+def test_url_target_raises_without_showing_credentials(tmp_path):
+    with pytest.raises(errors.ConversionError, match="is a URL; convert to a local path") as caught:
         convert(aperio(tmp_path / "s.svs"), "https://key:secret@server/out.tif?token=secret")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
-def test_numbers_of_numpy(tmp_path, name):
+def test_numpy_numbers_as_options(tmp_path, name):
     source = aperio(tmp_path / "s.svs")
     plain = {"region": (10, 20, 200, 100), "tile_size": 64, "levels": 2, "level": 0, "workers": 1}
     numpys = {key: np.asarray(value)[()] for key, value in plain.items()}
@@ -571,14 +571,14 @@ def test_numbers_of_numpy(tmp_path, name):
     assert found.checksum == expected.checksum
 
 
-def test_no_folder(tmp_path):
-    with pytest.raises(errors.TargetWriteError, match="There is no folder"):
+def test_missing_folder_raises(tmp_path):
+    with pytest.raises(errors.TargetWriteError, match="does not exist; create it"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "no" / "out.tif")
 
 
 @pytest.fixture
-def no_room(monkeypatch):
-    """Have the disk say that it is full."""
+def full_disk(monkeypatch):
+    """Make the disk report that it is full."""
     usage = namedtuple("usage", "free")
 
     def fill():
@@ -588,22 +588,22 @@ def no_room(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
-def test_no_room(tmp_path, no_room, name):
+def test_no_space(tmp_path, full_disk, name):
     source = aperio(tmp_path / "s.svs")
-    no_room()
+    full_disk()
     with pytest.raises(
-        errors.TargetWriteError, match=r"has 123\.5 kB left, but 1\d\.\d+ MB or more"
+        errors.TargetWriteError, match=r"has 123\.5 kB left, but at least 1\d\.\d+ MB are"
     ):
         convert(source, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
 
-def test_no_room_to_go_on(tmp_path, no_room):
+def test_no_space_to_resume(tmp_path, full_disk):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.tif"
 
     def stop(done, total):
         if done > 5:
-            no_room()
+            full_disk()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -614,7 +614,7 @@ def test_no_room_to_go_on(tmp_path, no_room):
     assert (tmp_path / "out.tif.part" / "data").read_bytes() == written
 
 
-def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
+def test_disk_fills_up_during_the_conversion(tmp_path, monkeypatch):
     write, calls = os.write, []
 
     def full(handle, data):
@@ -626,20 +626,20 @@ def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
     source = aperio(tmp_path / "s.svs")
     with monkeypatch.context() as patch:
         patch.setattr("os.write", full)
-        with pytest.raises(errors.TargetWriteError, match="no room left") as failed:
+        with pytest.raises(errors.TargetWriteError, match="No space is left") as failed:
             convert(source, tmp_path / "out.tif")
     part = tmp_path / "out.tif.part"
     assert failed.value.__notes__ == [
-        f"What is written lies in '{part}'; the same conversion goes on there."
+        f"The partial result is in '{part}'; repeat the conversion to resume it."
     ]
     assert sorted(tmp_path.iterdir()) == [part, source]
     done = convert(source, tmp_path / "out.tif")
-    assert done.tiles_found == 9  # after the pages
+    assert done.tiles_found == 9  # writes after those of the pages
     assert_equal_levels(tifffile_levels(tmp_path / "out.tif"), pyramid_of(source))
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no full disk to write to")
-def test_the_disk_is_too_full_to_remember_what_is_written(tmp_path, monkeypatch):
+def test_disk_is_too_full_for_the_journal(tmp_path, monkeypatch):
     source = aperio(tmp_path / "s.svs")
     commit = Journal.commit
 
@@ -648,9 +648,9 @@ def test_the_disk_is_too_full_to_remember_what_is_written(tmp_path, monkeypatch)
         self._file = FULL.open("r+b")
         commit(self)
 
-    monkeypatch.setattr("napari_wsigpu.conversion.run.COMMIT_SECONDS", -1)
+    monkeypatch.setattr("napari_wsigpu.conversion.convert_slide.COMMIT_SECONDS", -1)
     monkeypatch.setattr(Journal, "commit", full)
-    with pytest.raises(errors.TargetWriteError, match="no room left"):
+    with pytest.raises(errors.TargetWriteError, match="No space is left"):
         convert(source, tmp_path / "out.tif")
     assert not (tmp_path / "out.tif").exists()
     monkeypatch.setattr(Journal, "commit", commit)
@@ -659,7 +659,7 @@ def test_the_disk_is_too_full_to_remember_what_is_written(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr", "out.png"])
-def test_who_may_read_the_result_is_as_of_other_new_files(tmp_path, name):
+def test_result_has_default_permissions(tmp_path, name):
     other = tmp_path / "other"
     other.touch()
     convert(aperio(tmp_path / "s.svs"), tmp_path / name)
@@ -669,10 +669,10 @@ def test_who_may_read_the_result_is_as_of_other_new_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.png"])
-def test_a_link_to_nothing_is_in_the_way(tmp_path, name):
+def test_dangling_link_is_not_overwritten(tmp_path, name):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / name
     target.symlink_to(tmp_path / "gone")
-    with pytest.raises(errors.TargetExistsError, match="exists already"):
+    with pytest.raises(errors.TargetExistsError, match="already exists"):
         convert(source, target)
     assert target.is_symlink()
     convert(source, target, overwrite=True)
@@ -680,7 +680,7 @@ def test_a_link_to_nothing_is_in_the_way(tmp_path, name):
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_where_nothing_may_be_written(tmp_path, monkeypatch, number):
+def test_read_only_folder_raises(tmp_path, monkeypatch, number):
     def refuse(*args, **kwargs):
         raise OSError(number, os.strerror(number))
 
@@ -690,7 +690,7 @@ def test_where_nothing_may_be_written(tmp_path, monkeypatch, number):
         convert(source, tmp_path / "out.tif")
 
 
-def test_what_shall_not_be_kept_is_removed_when_it_fails(tmp_path):
+def test_keep_false_removes_the_partial_result(tmp_path):
     source = aperio(tmp_path / "s.svs", 1500, 1500)
 
     def change(done, total):
@@ -706,7 +706,7 @@ def test_what_shall_not_be_kept_is_removed_when_it_fails(tmp_path):
 
 @pytest.mark.parametrize("compression", [None, "raw"])
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_damaged_tile_is_named(tmp_path, compression, cut):
+def test_error_names_the_damaged_tile(tmp_path, compression, cut):
     source = tmp_path / "s.tif"
     slides.write_pyramid(source, slides.picture(200, 200), (), photometric="rgb")
     with tifffile.TiffFile(source) as file:
@@ -718,7 +718,7 @@ def test_a_damaged_tile_is_named(tmp_path, compression, cut):
     assert not (tmp_path / "out.tif").exists()
 
 
-def test_a_source_that_ends_before_a_copied_tile_does(tmp_path):
+def test_source_ends_within_a_copied_tile(tmp_path):
     source = aperio(tmp_path / "s.svs", **BARE)
     with open_slide(source, "cpu") as slide:
         layout = slide.layout
@@ -728,14 +728,14 @@ def test_a_source_that_ends_before_a_copied_tile_does(tmp_path):
     first = replace(layout.levels[0], grid=replace(grid, offsets=offsets))
     with (
         Slide(replace(layout, levels=(first, *layout.levels[1:])), "cpu") as slide,
-        pytest.raises(errors.TileError, match=r"level 0, row 2, column 3.*ends before"),
+        pytest.raises(errors.TileError, match=r"level 0, row 2, column 3.*ends within"),
     ):
-        # Else it is encoded anew, as the tile reaches into the file's last tag.
+        # Otherwise it would be encoded again, as the tile overlaps the last tag of the file.
         convert(slide, tmp_path / "out.tif", private=True)
     assert not (tmp_path / "out.tif").exists()
 
 
-def test_cancelling_leaves_nothing(tmp_path, leaves_nothing):
+def test_cancelling_leaves_no_files(tmp_path, leaves_nothing):
     cancelled = threading.Event()
 
     def progress(done, total):
@@ -780,7 +780,7 @@ def test_a_folder_of_other_files_is_never_overwritten(tmp_path, name, converted)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("mine")
     with pytest.raises(
-        errors.TargetExistsError, match=rf"such as .{name.partition('/')[0]}.*never"
+        errors.TargetExistsError, match=rf"never overwritten.*such as .{name.partition('/')[0]}"
     ):
         convert(source, target, overwrite=True)
     assert kept.read_text() == "mine"
@@ -788,7 +788,7 @@ def test_a_folder_of_other_files_is_never_overwritten(tmp_path, name, converted)
 
 @pytest.mark.parametrize("name", ["labels", "associated/mine"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_comes_to_the_target_meanwhile_is_kept(tmp_path, name, overwrite):
+def test_folder_created_during_the_conversion_is_kept(tmp_path, name, overwrite):
     pytest.importorskip("zarr")
     source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr"
     if overwrite:
@@ -810,14 +810,14 @@ def test_what_comes_to_the_target_meanwhile_is_kept(tmp_path, name, overwrite):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.png"])
-def test_a_file_that_comes_meanwhile_is_kept(tmp_path, name):
+def test_file_created_during_the_conversion_is_kept(tmp_path, name):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / name
-    with pytest.raises(errors.TargetExistsError, match="exists already"):
+    with pytest.raises(errors.TargetExistsError, match="already exists"):
         convert(source, target, progress=lambda done, total: target.write_text("mine"))
     assert target.read_text() == "mine"
 
 
-def test_a_link_to_a_folder_is_replaced_not_the_folder(tmp_path):
+def test_overwriting_replaces_a_link_but_not_its_folder(tmp_path):
     pytest.importorskip("zarr")
     source, target, real = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr", tmp_path / "real.zarr"
     convert(source, real, tile_size=32)
@@ -833,7 +833,7 @@ def test_a_link_to_a_folder_is_replaced_not_the_folder(tmp_path):
     ("target", "error", "words"),
     [
         ("x" * 300 + ".tif", errors.TargetWriteError, "can't be written"),
-        ("a\0.tif", errors.ConversionError, "is no path"),
+        ("a\0.tif", errors.ConversionError, "is not a valid path"),
         (b"out.tif", None, ""),
     ],
 )
@@ -868,7 +868,7 @@ def test_a_palette_is_applied(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
-def test_that_white_is_zero_travels(tmp_path, name):
+def test_white_is_zero_is_kept(tmp_path, name):
     source = tmp_path / "s.tif"
     pixels = slides.picture(200, 180)[..., 0]
     slides.write_pyramid(source, pixels, (2,), photometric="miniswhite")
@@ -882,7 +882,7 @@ def test_that_white_is_zero_travels(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
 @pytest.mark.parametrize("together", [True, False])
-def test_colours_with_samples_beside_them(tmp_path, name, together):
+def test_extra_samples_after_rgb(tmp_path, name, together):
     source = tmp_path / "s.tif"
     pixels = slides.picture(100, 90, 5)
     tifffile.imwrite(
@@ -900,10 +900,10 @@ def test_colours_with_samples_beside_them(tmp_path, name, together):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "uint64"])
-def test_types_that_ome_does_not_have(tmp_path, dtype):
+def test_types_that_ome_lacks_raise(tmp_path, dtype):
     source = tmp_path / "s.tif"
     tifffile.imwrite(source, np.ones((100, 90), dtype), tile=(32, 32))
-    with pytest.raises(errors.ConversionError, match=f"no pixels of type {dtype}.* in '.tif'"):
+    with pytest.raises(errors.ConversionError, match=f"the pixel type {dtype} .*ending in .tif"):
         convert(source, tmp_path / "out.ome.tif")
     convert(source, tmp_path / "out.tif")
     with tifffile.TiffFile(tmp_path / "out.tif") as file:

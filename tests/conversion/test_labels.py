@@ -1,23 +1,23 @@
-"""Label images as OME-Zarr, read by zarr and by this package."""
+"""Label images in OME-Zarr, read with zarr and with this package."""
 
 import numpy as np
 import pytest
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.conversion.labels import save_labels
-from napari_wsigpu.model.errors import ConversionError, TargetExistsError
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.conversion.label_images import save_labels
+from napari_wsigpu.model.errors import ConversionError, LevelError, TargetExistsError
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 
 @pytest.fixture
 def coarse():
-    """The sample slide, and random labels of its level 1."""
+    """Return the sample slide and random labels of its level 1."""
     with open_slide(sample_path(), "cpu") as slide:
         shape = slide.levels[1].shape[:2]
         yield slide, np.random.default_rng(0).integers(0, 9, shape, np.uint16)
 
 
-def test_labels_lie_on_the_pixels_of_their_level(coarse, tmp_path):
+def test_labels_align_with_their_level(coarse, tmp_path):
     slide, labels = coarse
     target = tmp_path / "cells.zarr"
     save_labels(slide, target, labels, level=1, name="cells/1")
@@ -39,18 +39,20 @@ def test_labels_lie_on_the_pixels_of_their_level(coarse, tmp_path):
 
 @pytest.mark.parametrize(
     ("pixels", "sentence"),
-    [(np.zeros((4, 4), int), "give whole numbers of shape"),
-     (np.zeros((4, 4, 3), int), "none of level 1"), (np.zeros((4, 4)), "none of level 1")],
+    [(np.zeros((4, 4), int), "pass integers of shape"),
+     (np.zeros((4, 4, 3), int), "do not fit level 1"), (np.zeros((4, 4)), "do not fit level 1")],
 )  # fmt: skip
-def test_refuses_what_is_no_label_image_of_the_level(coarse, tmp_path, pixels, sentence):
+def test_invalid_labels_raise(coarse, tmp_path, pixels, sentence):
     with pytest.raises(ConversionError, match=sentence):
         save_labels(coarse[0], tmp_path / "a.zarr", pixels, level=1)
-    with pytest.raises(ConversionError, match=r"end it in \.zarr"):
+    with pytest.raises(ConversionError, match=r"name must end in \.zarr"):
         save_labels(coarse[0], tmp_path / "a.tif", pixels, level=1)
+    with pytest.raises(LevelError, match="has no level 9"):
+        save_labels(coarse[0], tmp_path / "a.zarr", pixels, level=9)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keeps_what_is_something_else(coarse, tmp_path):
+def test_foreign_targets_are_kept(coarse, tmp_path):
     slide, labels = coarse
     folder = tmp_path / "mine.zarr"
     folder.mkdir()
@@ -60,6 +62,6 @@ def test_keeps_what_is_something_else(coarse, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     other = tmp_path / "other.zarr"
     convert(slide, other, region=(0, 0, 512, 512))
-    with pytest.raises(TargetExistsError, match="no OME-Zarr image of"):
+    with pytest.raises(TargetExistsError, match="not an OME-Zarr image of"):
         save_labels(slide, other, labels, level=1)
     assert not (other / "labels").exists()

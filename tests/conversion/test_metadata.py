@@ -1,4 +1,4 @@
-"""What travels beside the pixels, and what stays behind."""
+"""Metadata and associated images that a conversion keeps or leaves out."""
 
 import json
 
@@ -33,7 +33,7 @@ def all_bytes(path):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
 @pytest.mark.parametrize("private", [False, True])
-def test_private_fields_travel_only_if_asked(tmp_path, source, name, private):
+def test_private_fields_need_private(tmp_path, source, name, private):
     convert(source, tmp_path / name, private=private, compression="raw")
     data = all_bytes(tmp_path / name)
     for text in PRIVATE[:2]:
@@ -44,7 +44,7 @@ def test_private_fields_travel_only_if_asked(tmp_path, source, name, private):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_tiff_is_found_again(tmp_path, source, name, private):
+def test_tiff_keeps_the_metadata(tmp_path, source, name, private):
     convert(source, tmp_path / name, private=private)
     with open_slide(source, "cpu") as slide, open_slide(tmp_path / name, "cpu") as found:
         assert found.mpp == pytest.approx(slide.mpp, rel=1e-12)
@@ -66,7 +66,7 @@ def test_a_tiff_is_found_again(tmp_path, source, name, private):
             assert found.metadata["barcode"] == ("S21-10045" if private else None)
 
 
-def test_a_zarr_says_it_too(tmp_path, source):
+def test_zarr_keeps_the_metadata(tmp_path, source):
     zarr = pytest.importorskip("zarr")
     convert(source, tmp_path / "out.zarr", private=True)
     group = zarr.open_group(tmp_path / "out.zarr", mode="r")
@@ -87,9 +87,9 @@ def test_a_zarr_says_it_too(tmp_path, source):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
-def test_channels_keep_names_and_colours(tmp_path, name):
+def test_channels_keep_names_and_colors(tmp_path, name):
     pixels = np.moveaxis(slides.picture(150, 200, 2, "uint16"), -1, 0)
-    colors = [0x00FF00FF, -0xFFFF01]  # green, and red as a negative number
+    colors = [0x00FF00FF, -0xFFFF01]  # green, and red, which is negative as a signed integer
     names = {"axes": "CYX", "Channel": {"Name": ["DAPI", "Cy5 µ"], "Color": colors}}
     source = tmp_path / "s.ome.tif"
     slides.write_pyramid(source, pixels, (), metadata=names, photometric="minisblack")
@@ -112,7 +112,7 @@ def test_channels_keep_names_and_colours(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
-def test_the_icc_profile_travels(tmp_path, name):
+def test_tiff_keeps_the_icc_profile(tmp_path, name):
     profile = bytes(range(256)) * 2
     source = tmp_path / "s.tif"
     tifffile.imwrite(
@@ -123,7 +123,7 @@ def test_the_icc_profile_travels(tmp_path, name):
         assert slide.icc_profile == profile
 
 
-def test_the_icc_profile_of_a_zarr(tmp_path):
+def test_zarr_keeps_the_icc_profile(tmp_path):
     zarr = pytest.importorskip("zarr")
     profile = bytes(range(256)) * 2
     source = tmp_path / "s.tif"
@@ -135,7 +135,7 @@ def test_the_icc_profile_of_a_zarr(tmp_path):
     assert bytes(group["icc_profile"][...]) == profile
 
 
-def test_a_second_conversion_keeps_the_first_ones_record(tmp_path, source):
+def test_second_conversion_keeps_the_record(tmp_path, source):
     convert(source, tmp_path / "one.tif")
     convert(tmp_path / "one.tif", tmp_path / "two.tif")
     with open_slide(tmp_path / "one.tif", "cpu") as one, open_slide(tmp_path / "two.tif") as two:
@@ -144,7 +144,7 @@ def test_a_second_conversion_keeps_the_first_ones_record(tmp_path, source):
         assert two.mpp == one.mpp
 
 
-def test_a_real_slide_keeps_what_openslide_says(tmp_path):
+def test_real_slide_keeps_openslide_properties(tmp_path):
     source = shared_slide("CMU-1-Small-Region.svs")
     convert(source, tmp_path / "out.tif", private=True)
     with open_slide(source, "cpu") as slide, open_slide(tmp_path / "out.tif", "cpu") as found:
@@ -163,7 +163,7 @@ def test_the_description_is_json(tmp_path, source):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
 @pytest.mark.parametrize("private", [False, True])
-def test_a_region_knows_its_place(tmp_path, source, name, private):
+def test_region_is_recorded(tmp_path, source, name, private):
     convert(source, tmp_path / name, region=(64, 128, 150, 100), private=private)
     with open_slide(source, "cpu") as slide, open_slide(tmp_path / name, "cpu") as found:
         assert found.metadata["wsigpu"] == {"vendor": "aperio", "region": [64, 128, 150, 100]}
@@ -171,12 +171,12 @@ def test_a_region_knows_its_place(tmp_path, source, name, private):
         np.testing.assert_array_equal(
             found.read_region((0, 0), (150, 100)), slide.read_region((64, 128), (150, 100))
         )
-        # What shows the glass is asked for; a thumbnail would show the whole slide.
+        # Label and macro show the glass slide and are kept; a thumbnail would show the whole scan.
         assert set(found.associated_images) == ({"label", "macro"} if private else set())
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
-def test_all_of_a_slide_as_a_region_keeps_its_thumbnail(tmp_path, source, name):
+def test_region_of_the_whole_slide_keeps_the_thumbnail(tmp_path, source, name):
     convert(source, tmp_path / name, region=(0, 0, 300, 300))
     with open_slide(tmp_path / name, "cpu") as found:
         assert set(found.associated_images) == {"thumbnail"}
@@ -184,7 +184,7 @@ def test_all_of_a_slide_as_a_region_keeps_its_thumbnail(tmp_path, source, name):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
-def test_a_region_of_a_region_lies_in_the_first_slide(tmp_path, name):
+def test_nested_region_refers_to_the_original_slide(tmp_path, name):
     source = tmp_path / "s.svs"
     slides.write_aperio(source, slides.picture(300, 400), (2,), tile=(64, 64))
     convert(source, tmp_path / f"one.{name}", region=(64, 32, 200, 160), level=1)
@@ -204,20 +204,20 @@ def test_a_region_of_a_region_lies_in_the_first_slide(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
-def test_label_images_stay_behind_and_are_counted(tmp_path, name):
+def test_label_images_are_reported_as_left_out(tmp_path, name):
     zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     source = tmp_path / "s.zarr"
     zarrs.write_image(source, [slides.picture(64, 48).transpose(2, 0, 1)], "cyx")
     assert convert(source, tmp_path / f"none.{name}").notes == ()
     zarrs.write_label(source, "cells", [np.ones((64, 48), np.uint8)])
     done = convert(source, tmp_path / name)
-    assert done.notes == ("Label images are not converted; 1 stayed behind.",)
+    assert done.notes == ("Label images are not converted (1).",)
     done = convert(source, tmp_path / name, private=True, overwrite=True)
-    assert done.notes == ("Label images are not converted; 'cells' stayed behind.",)
+    assert done.notes == ("Label images are not converted ('cells').",)
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.png"])
-def test_planes_that_stay_behind_and_what_is_wrong_are_named(tmp_path, name):
+def test_left_out_planes_and_problems_are_reported(tmp_path, name):
     zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     source = tmp_path / "s.zarr"
     planes = zarrs.halved(np.zeros((3, 5, 1, 80, 96), np.uint8), "tzcyx", 1)
@@ -225,5 +225,5 @@ def test_planes_that_stay_behind_and_what_is_wrong_are_named(tmp_path, name):
     (source / "1" / "zarr.json").write_text("{")
     done = convert(source, tmp_path / name)
     planes, problem = done.notes
-    assert planes == "One plane is converted of 15: t = 0, z = 2."
+    assert planes == "1 of 15 planes is converted: t = 0, z = 2."
     assert problem.startswith("A level is left out. ")

@@ -1,16 +1,16 @@
-"""Conversions of what lies within an outline."""
+"""Conversions with an outline."""
 
 import numpy as np
 import pytest
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.errors import ConversionError
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 
 @pytest.mark.parametrize("outline", [[], [[(0, 0), (1, 1)]], [[(0, 0, 0)] * 3], 7, [["a"] * 3]])
-def test_refuses_what_is_no_outline(tmp_path, outline):
-    with pytest.raises(ConversionError, match="no sequence of rings"):
+def test_invalid_outline_raises(tmp_path, outline):
+    with pytest.raises(ConversionError, match="not a sequence of rings"):
         convert(sample_path(), tmp_path / "roi.png", region=(0, 0, 9, 9), outline=outline)
     assert list(tmp_path.iterdir()) == []
 
@@ -29,7 +29,7 @@ def test_all_levels_are_masked(tmp_path, ending):
             down = 2048 / found.shape[0]
             rows, columns = np.indices(found.shape[:2])
             y, x = ((each + 0.5) * down + 512 for each in (rows, columns))
-            # A coarser pixel on the edge may be the average of both sides.
+            # A coarser pixel on the edge may average both sides.
             outside = (x < 1000 - down) | (x > 2200 + down) | (y < 1000 - down) | (y > 1800 + down)
             assert (found[outside] == background).all()
             if down == 1:

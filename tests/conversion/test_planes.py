@@ -1,4 +1,4 @@
-"""Stacks that are converted: all planes, or those that are chosen; read back by zarr, tifffile."""
+"""Conversions of stacks, with all or chosen planes, read with zarr and tifffile."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ TARGETS = ["out.zarr", "out.ome.tif"]
 
 
 def read_back(path):
-    """Return the levels, each (t, z, c, y, x), as other libraries read them."""
+    """Return the levels as other libraries read them, each with axes (t, z, c, y, x)."""
     if path.suffix == ".zarr":
         group = zarr.open_group(path, mode="r")
         axes = "".join(a["name"] for a in group.attrs["ome"]["multiscales"][0]["axes"])
@@ -60,7 +60,7 @@ def test_all_planes(tmp_path, kind, target):
 def test_copied_tiles(tmp_path):
     pixels = stack()
     path = save(tmp_path, "TZCYX", pixels)
-    # Its tiles of 32 x 32 pixels are compressed so already.
+    # Its 32 x 32 tiles already have this compression.
     done = convert(path, tmp_path / "out.ome.tif")
     assert (done.tiles_copied, done.tiles_encoded) == (10 * (15 + 6), 0)
     for level, expected in zip(
@@ -71,7 +71,7 @@ def test_copied_tiles(tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("options", [{}, {"shard": 2}, {"compression": "raw"}], ids=str)
-def test_colours_and_parts(tmp_path, target, options):
+def test_regions_of_rgb_stacks(tmp_path, target, options):
     if "shard" in options and target != "out.zarr":
         pytest.skip("shards are for OME-Zarr")
     pixels = slides.picture(160, 192 * 3).reshape(160, 3, 192, 3).transpose(1, 0, 2, 3)
@@ -93,9 +93,9 @@ def test_colours_and_parts(tmp_path, target, options):
 @pytest.mark.parametrize(
     ("at", "planes", "note"),
     [
-        ({"z": 4, "t": 1}, ([1], [4]), "One plane is converted of 10: t = 1, z = 4."),
-        ({"z": 1}, ([0, 1], [1]), "2 planes are converted of 10: z = 1."),
-        ({"t": 1}, ([1], [0, 1, 2, 3, 4]), "5 planes are converted of 10: t = 1."),
+        ({"z": 4, "t": 1}, ([1], [4]), "1 of 10 planes is converted: t = 1, z = 4."),
+        ({"z": 1}, ([0, 1], [1]), "2 of 10 planes are converted: z = 1."),
+        ({"t": 1}, ([1], [0, 1, 2, 3, 4]), "5 of 10 planes are converted: t = 1."),
     ],
 )
 def test_chosen_planes(tmp_path, target, at, planes, note):
@@ -104,7 +104,7 @@ def test_chosen_planes(tmp_path, target, at, planes, note):
     if target == "out.tif":
         shown = {"t": 0, "z": 2} | at
         planes = [shown["t"]], [shown["z"]]
-        note = f"One plane is converted of 10: t = {shown['t']}, z = {shown['z']}."
+        note = f"1 of 10 planes is converted: t = {shown['t']}, z = {shown['z']}."
     done = convert(path, tmp_path / target, **at)
     assert done.notes == (note,)
     if target == "out.tif":
@@ -120,7 +120,7 @@ def test_the_command_line(tmp_path, capsys):
     path = save(tmp_path, "zarr", pixels)
     target = tmp_path / "out.png"
     assert cli.main(["convert", str(path), str(target), "--z", "3", "--t", "1"]) == 0
-    assert "One plane is converted of 10: t = 1, z = 3." in capsys.readouterr().err
+    assert "1 of 10 planes is converted: t = 1, z = 3." in capsys.readouterr().err
     with open_slide(path) as slide:
         expected = slide.plane(3, 1).levels[0][..., 0]
     from PIL import Image
@@ -131,30 +131,30 @@ def test_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "out.tif", "out.png"])
-def test_planes_that_are_not_there(tmp_path, target):
+def test_missing_planes_raise(tmp_path, target):
     path = save(tmp_path, "TZCYX", stack())
     for wrong in ({"z": SIZES["z"]}, {"t": 2, "z": 0}):
         with pytest.raises(PlaneError, match="has no plane"):
             convert(path, tmp_path / target, **wrong)
     for wrong in ({"z": -1}, {"t": 1.5}):
-        with pytest.raises(ConversionError, match="whole number"):
+        with pytest.raises(ConversionError, match="an integer"):
             convert(path, tmp_path / target, **wrong)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_planes_that_the_slide_lacks(tmp_path, target):
+def test_planes_missing_in_the_slide_become_background(tmp_path, target):
     path = tmp_path / "a.czi"
     gray = slides.picture(90, 130, 1, "uint16")
     czis.write(path, [czis.Block(gray // (z + 1), z=z, t=t) for z, t in ((0, 0), (1, 1))])
     done = convert(path, tmp_path / target)
-    assert done.notes[0] == "2 of 4 planes are background, as the slide lacks them."
+    assert done.notes[0] == "2 of 4 planes are missing from the slide and become background."
     expected = np.zeros((2, 2, 1, 90, 130), np.uint16)
     expected[0, 0, 0], expected[1, 1, 0] = gray[..., 0], gray[..., 0] // 2
     np.testing.assert_array_equal(read_back(tmp_path / target)[0], expected)
 
 
-def test_planes_whose_levels_differ(tmp_path):
-    """A level that one plane of a CZI lacks in part is averaged in all."""
+def test_planes_with_different_levels(tmp_path):
+    """A level that is incomplete in one plane of a CZI is averaged in every plane."""
     path = tmp_path / "a.czi"
     gray = slides.picture(2200, 128, 1, "uint8")
     blocks = [czis.Block(gray // (z + 1), z=z) for z in range(2)]
@@ -174,7 +174,7 @@ def test_planes_whose_levels_differ(tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("options", [{}, {"tile_size": 48}], ids=str)
-def test_an_interrupted_conversion_goes_on(tmp_path, target, options):
+def test_interrupted_conversion_resumes(tmp_path, target, options):
     path = save(tmp_path, "TZCYX", stack())
     whole = convert(path, tmp_path / f"whole.{target}", **options)
 
@@ -206,7 +206,7 @@ STACKS = st.fixed_dictionaries(
     st.sampled_from(["raw", "zstd", None]),
     st.data(),
 )
-def test_any_stack(tmp_path_factory, sizes, target, dtype, compression, data):
+def test_random_stacks(tmp_path_factory, sizes, target, dtype, compression, data):
     folder = tmp_path_factory.mktemp("stack")
     shape = (sizes["t"], sizes["z"], sizes["c"], 40, 50)
     pixels = np.random.default_rng(0).integers(0, 255, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Regions as PNG files, read by Pillow and imagecodecs."""
+"""Regions written as PNG, read with Pillow and imagecodecs."""
 
 import io
 import math
@@ -11,7 +11,7 @@ from PIL import Image
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion import png
 from napari_wsigpu.model.errors import RegionError, SlideError, UnsupportedSlideError
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.writers import icc, slides
 
 REGION = (300, 200, 700, 500)
@@ -19,7 +19,7 @@ REGION = (300, 200, 700, 500)
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a flat TIFF that is a slide."""
+    """Return a function that writes a TIFF with a single level."""
 
     def write_slide(pixels, **options):
         path = tmp_path / "slide.tif"
@@ -31,7 +31,7 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_holds_the_pixels_of_a_level_and_their_size(tmp_path, level):
+def test_pixels_and_resolution_of_a_level(tmp_path, level):
     target = tmp_path / "roi.png"
     with open_slide(sample_path(), "cpu") as slide:
         convert(slide, target, region=REGION, level=level)
@@ -54,7 +54,7 @@ def test_holds_the_pixels_of_a_level_and_their_size(tmp_path, level):
         ((200, 300, 4), "uint8", "rgb"),
     ],
 )
-def test_holds_gray_and_colours_of_8_and_16_bits(write, tmp_path, shape, dtype, photometric):
+def test_gray_and_rgb_of_8_and_16_bits(write, tmp_path, shape, dtype, photometric):
     pixels = slides.picture(*shape, dtype)
     options = {"extrasamples": ["unassalpha"]} if shape[2] == 4 else {}
     path = write(pixels, photometric=photometric, **options)
@@ -73,7 +73,7 @@ def test_zero_is_black(write, tmp_path):
 
 
 @pytest.mark.usefixtures("scanner_colours")
-def test_colours_travel_as_profile_or_are_converted(write, tmp_path):
+def test_icc_profile_is_kept_or_applied(write, tmp_path):
     profile = icc.table_profile(icc.stain)
     path = write(slides.picture(200, 300), photometric="rgb", iccprofile=profile)
     convert(path, tmp_path / "stored.png")
@@ -90,13 +90,13 @@ def test_colours_travel_as_profile_or_are_converted(write, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16", "uint32"])
-def test_refuses_samples_that_png_has_not(write, tmp_path, dtype):
+def test_unsupported_sample_types_raise(write, tmp_path, dtype):
     path = write(slides.picture(200, 300, 1, dtype), photometric="minisblack")
-    with pytest.raises(UnsupportedSlideError, match=f"of type {dtype}"):
+    with pytest.raises(UnsupportedSlideError, match=f"the pixel type {dtype}"):
         convert(path, tmp_path / "roi.png")
 
 
-def test_refuses_several_channels(write, tmp_path):
+def test_several_channels_raise(write, tmp_path):
     path = write(
         slides.picture(200, 300, 2).transpose(2, 0, 1),
         metadata={"axes": "CYX"},
@@ -106,14 +106,14 @@ def test_refuses_several_channels(write, tmp_path):
         convert(path, tmp_path / "roi.png")
 
 
-def test_refuses_what_few_programs_open(tmp_path, monkeypatch):
+def test_too_large_region_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(png, "MOST_PIXELS", 1000)
-    with pytest.raises(RegionError, match="700 x 500 pixels is more than"):
+    with pytest.raises(RegionError, match="700 x 500 pixels is too large"):
         convert(sample_path(), tmp_path / "roi.png", region=REGION)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_replaces_a_file_only_if_that_is_asked_for(tmp_path):
+def test_existing_file_needs_overwrite(tmp_path):
     target = tmp_path / "roi.png"
     target.write_bytes(b"mine")
     with pytest.raises(SlideError, match="exists"):

@@ -1,4 +1,4 @@
-"""Real slides converted, and converted back, are the same slides."""
+"""Conversions of real slides, and back, keep their pixels and metadata."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ NAMES = sorted(
     if path.suffix != ".md"
 )
 BAD_SLIDES = sorted((SHARED_SLIDES / "bad").glob("*.tif"))
-# Of so many bytes of pixels a slide is written but once, and of more not at all.
+# Bytes of pixels above which a slide is converted only once, and not at all.
 LARGE, TOO_LARGE = 30 << 20, 120 << 20
 WRITTEN_ONCE = "large slides are written once: those of Hamamatsu as OME-Zarr, others as TIFF"
 
@@ -48,7 +48,7 @@ def source(request):
 
 
 def assert_same_slide(path, source):
-    """Compare all that this package reads of two files."""
+    """Compare everything that this package reads from two files."""
     with open_slide(source.path, "cpu") as slide, open_slide(path, "cpu") as found:
         assert_equal_levels([level[...] for level in found.levels], source.pyramid)
         assert found.layout.problems == ()
@@ -71,7 +71,7 @@ def assert_same_slide(path, source):
 
 
 def assert_openslide_agrees(path, expected, background):
-    """Compare what OpenSlide can read: RGB of 8 bits."""
+    """Compare what OpenSlide can read: 8-bit RGB."""
     with open_slide(path, "cpu") as slide, openslide.OpenSlide(path) as other:
         assert other.level_dimensions == slide.level_dimensions
         if slide.mpp is not None:
@@ -117,7 +117,7 @@ def test_ome_zarr_and_back(tmp_path, source, compression):
     assert_equal_levels(zarr_levels(target), source.pyramid)
     assert_same_slide(target, source)
     if source.is_large or compression == "raw":
-        return  # the way back is that of others, and as long again
+        return  # converting back takes as long again and is covered by the other slides
     convert(target, back, compression=compression, private=True)
     assert_tiff(back, source)
 
@@ -126,7 +126,7 @@ def test_ome_zarr_and_back(tmp_path, source, compression):
 @pytest.mark.parametrize("end", ["tif", "zarr"])
 @pytest.mark.parametrize("path", BAD_SLIDES, ids=lambda path: path.stem)
 def test_damaged_slides(tmp_path, path, end):
-    """Each is refused by one sentence, or has pixels none the less, which are then the same."""
+    """Each one raises a one-sentence error, or is converted with identical pixels."""
     target = tmp_path / f"out.{end}"
     refusal = ""
     try:

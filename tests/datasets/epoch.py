@@ -1,4 +1,4 @@
-"""Hands patches of an epoch out, and notes which, from where it was killed: see test_killed.py."""
+"""A program that records the patches of an epoch and resumes after it was killed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BATCH, SECONDS = 3, 0.05
 
 
 def patches_of(paths: Sequence[str]) -> Patches:
-    """Return the data set of all runs."""
+    """Return the dataset that all runs use."""
     return Patches.grid(paths, 24, mpp=0.998)
 
 
 def lines_of(log: Path) -> list[dict[str, Any]]:
-    """Return what was noted: batches, each with the state after it; less a line cut off."""
+    """Return the recorded batches, each with the state after it, without a truncated last line."""
     text = log.read_text("utf-8") if log.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -30,7 +30,7 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
 def batches_of(
     kind: str, paths: Sequence[str], rank: int, ranks: int, meeting: Path, state: Any
 ) -> Iterator[tuple[list[int], Any]]:
-    """Yield the indices of each batch, and the state with which to go on after it.
+    """Yield the indices of each batch, and the state from which to continue after it.
 
     Ranks of PyTorch meet by a file, which is a new one after they were killed.
     """
@@ -57,7 +57,7 @@ def batches_of(
 
 
 def main(kind: str, rank: str, ranks: str, log: str, *paths: str) -> None:
-    """Go through the epoch."""
+    """Iterate over the epoch."""
     done = lines_of(Path(log))
     state = done[-1]["state"] if done else None
     Path(log).write_text("".join(json.dumps(line) + "\n" for line in done), "utf-8")

@@ -1,4 +1,4 @@
-"""Each patch comes once, with its pixels, in an order that can be had again."""
+"""Each patch is yielded once, with its pixels, in a reproducible order."""
 
 import json
 import multiprocessing
@@ -14,7 +14,7 @@ from napari_wsigpu import datasets, open_slide
 from napari_wsigpu.datasets import Order, PatchBatches, Patches
 from napari_wsigpu.datasets.batches import PatchReader
 from napari_wsigpu.model.errors import RegionError, SlideNotFoundError, TileError
-from napari_wsigpu.reading import uses
+from napari_wsigpu.reading import tile_schedule
 from tests.writers import slides
 
 
@@ -70,7 +70,7 @@ def test_pixels_of_planes(two_stacks, shuffle):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_tiles_of_patches_to_come_are_kept(patches, shuffle, monkeypatch):
+def test_tiles_of_later_patches_stay_cached(patches, shuffle, monkeypatch):
     opened = []
     monkeypatch.setattr(
         datasets.batches,
@@ -78,7 +78,7 @@ def test_tiles_of_patches_to_come_are_kept(patches, shuffle, monkeypatch):
         lambda *a, **b: opened.append(open_slide(*a, **b)) or opened[-1],
     )
     monkeypatch.setattr(datasets.batches, "READERS_ON_HOST", 1)
-    monkeypatch.setattr(datasets.batches, "threads_at_work", lambda: 2)
+    monkeypatch.setattr(datasets.batches, "default_threads", lambda: 2)
     batches = PatchBatches(patches, Order(7, shuffle))
     assert sum(len(indices) for _, indices in batches) == len(patches)
     decoded = sum(slide.stats()["decoded"]["cpu"] for slide in opened)
@@ -88,9 +88,9 @@ def test_tiles_of_patches_to_come_are_kept(patches, shuffle, monkeypatch):
     batches.close()
 
 
-@pytest.mark.parametrize(("name", "most"), [("run.STRETCH", 5), ("MOST_USES", 3)])
-def test_long_runs_are_read_as_well(patches, monkeypatch, name, most):
-    module = datasets.run if name.startswith("run") else uses
+@pytest.mark.parametrize(("name", "most"), [("schedules.STRETCH", 5), ("MAX_ACCESSES", 3)])
+def test_long_epochs_use_several_schedules(patches, monkeypatch, name, most):
+    module = datasets.schedules if name.startswith("schedules") else tile_schedule
     monkeypatch.setattr(module, name.rpartition(".")[2], most)
     for pixels, indices in PatchBatches(patches, Order(7, shuffle=True)):
         for picture, index in zip(pixels, indices.tolist(), strict=True):
@@ -98,7 +98,7 @@ def test_long_runs_are_read_as_well(patches, monkeypatch, name, most):
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_nothing_is_left_behind(patches):
+def test_abandoned_iterator_leaves_nothing(patches):
     batches = PatchBatches(patches, Order(3))
     iterator = iter(batches)
     next(iterator)
@@ -119,7 +119,7 @@ tables = st.lists(st.integers(0, 6), min_size=1, max_size=6).map(
 
 
 @given(tables, orders, st.integers(1, 5), st.integers(0, 3))
-def test_shards_share_everything_out(patches, order, shards, epoch):
+def test_shards_cover_everything_once(patches, order, shards, epoch):
     indices = order.indices(patches, epoch)
     seen = []
     for shard in range(shards):
@@ -137,7 +137,7 @@ def test_shards_share_everything_out(patches, order, shards, epoch):
 
 
 @given(tables, st.integers(1, 5), st.integers(1, 5))
-def test_full_batches_alike_on_all_shards(patches, batch_size, shards):
+def test_drop_last_gives_equal_full_batches(patches, batch_size, shards):
     order = Order(batch_size, drop_last=True)
     counts = {len(order.part(shard, shards).batches(patches)) for shard in range(shards)}
     assert counts == {len(patches) // batch_size // shards}
@@ -154,7 +154,7 @@ def test_few_slides_at_once():
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, "all"])
-def test_an_epoch_goes_on_where_it_was_left(patches, after):
+def test_epoch_continues_from_saved_state(patches, after):
     order = Order(4, shuffle=True, seed=3)
     first = PatchBatches(patches, order)
     list(first)
@@ -178,13 +178,13 @@ def test_an_epoch_goes_on_where_it_was_left(patches, after):
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert seen + indices_of(resumed) == expected[0]
-    # The next epoch is whole again.
+    # The next epoch is complete.
     assert indices_of(resumed) == expected[1]
     for batches in (first, killed, resumed):
         batches.close()
 
 
-def test_an_iterator_that_is_left_begins_anew(patches):
+def test_new_iterator_restarts_the_epoch(patches):
     batches = PatchBatches(patches, Order(4))
     for _ in batches:
         break
@@ -193,7 +193,7 @@ def test_an_iterator_that_is_left_begins_anew(patches):
     batches.close()
 
 
-def test_of_two_iterators_the_newer_one_counts(patches):
+def test_newest_iterator_counts(patches):
     batches = PatchBatches(patches, Order(4))
     older = iter(batches)
     next(older)
@@ -206,7 +206,7 @@ def test_of_two_iterators_the_newer_one_counts(patches):
     batches.close()
 
 
-def test_an_epoch_that_is_set_meanwhile_comes_next(patches):
+def test_epoch_set_during_iteration_comes_next(patches):
     batches = PatchBatches(patches, Order(4, shuffle=True))
     for _ in batches:
         batches.epoch = 5
@@ -227,7 +227,7 @@ def test_an_epoch_that_is_set_meanwhile_comes_next(patches):
         (Order(4, shuffle=True, seed=3, shard=1, shards=2), "shard"),
     ],
 )
-def test_states_of_others_are_refused(patches, other, name):
+def test_states_of_other_datasets_are_refused(patches, other, name):
     state = PatchBatches(patches, Order(4, shuffle=True, seed=3)).state_dict()
     with pytest.raises(RegionError, match=f"its {name} is"):
         PatchBatches(patches, other).load_state_dict(state)
@@ -235,7 +235,7 @@ def test_states_of_others_are_refused(patches, other, name):
         PatchBatches(patches, other).load_state_dict({})
 
 
-def test_slides_are_opened_late_and_closed(tmp_path, handles_of):
+def test_slides_are_opened_when_needed_and_closed(tmp_path, handles_of):
     paths = [tmp_path / f"{number}.svs" for number in range(5)]
     for path in paths:
         slides.write_aperio(path, slides.picture(60, 60), (), thumbnail=False, associated=())
@@ -282,7 +282,7 @@ def test_slides_that_differ(two_slides, tmp_path):
     gray = tmp_path / "gray.tif"
     slides.write_pyramid(gray, slides.picture(100, 100, 1), (2,))
     patches = Patches.at({two_slides[0]: [(0, 0)], gray: [(0, 0)]}, 30)
-    with pytest.raises(RegionError, match=r"gray.*has 1 channels.*put such slides"):
+    with pytest.raises(RegionError, match=r"gray.*has 1 channels.*put these slides"):
         list(PatchBatches(patches, Order(2)))
 
 
@@ -304,15 +304,15 @@ def test_failures_reach_the_caller(two_slides, tmp_path):
     [
         ({"batch_size": 0}, "batch_size is 0"),
         ({"slides_at_once": 1.5}, "slides_at_once is 1.5"),
-        ({"shard": 2, "shards": 2}, "no shard 2 of 2"),
+        ({"shard": 2, "shards": 2}, "Shard 2 is out of range for 2 shards"),
     ],
 )
-def test_orders_that_can_not_be(options, sentence):
+def test_invalid_orders(options, sentence):
     with pytest.raises(RegionError, match=sentence):
         Order(**options)
 
 
-def test_memory_of_who_asks(patches):
+def test_caller_allocates_memory(patches):
     given = []
 
     def empty(shape, dtype):
@@ -322,3 +322,29 @@ def test_memory_of_who_asks(patches):
     for (name, number), indices in PatchBatches(patches, Order(7), empty=empty):
         assert name == "mine"
         np.testing.assert_array_equal(given[number][0], pixels_of(patches, indices[0]))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "background"])
+def test_damaged_tiles_need_not_end_an_epoch(partly_damaged, on_error, caplog):
+    patches = partly_damaged
+    with pytest.raises(TileError):
+        list(PatchBatches(patches, Order(4)))
+    batches = PatchBatches(patches, Order(1), on_error=on_error)
+    for _ in range(2):
+        caplog.clear()
+        found = {
+            int(index): pixels
+            for batch in batches
+            for index, pixels in zip(batch[1], batch[0], strict=True)
+        }
+        assert "1 patches have damaged tiles: 4 at (32, 32) in" in caplog.text
+    assert list(batches.reader.failures) == [4]
+    assert sorted(found) == [index for index in range(9) if on_error == "background" or index != 4]
+    if on_error == "background":
+        assert (found[4] == 255).all()
+    batches.close()
+
+
+def test_an_unknown_treatment_of_errors(tmp_path):
+    with pytest.raises(RegionError, match="on_error is 'ignore'; use one of raise, skip"):
+        PatchBatches(Patches.at({tmp_path: []}, 16), Order(1), on_error="ignore")

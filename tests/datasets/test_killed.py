@@ -1,4 +1,4 @@
-"""A pipeline killed amid an epoch goes on from its last state: no patch twice, none lost."""
+"""A pipeline that is killed resumes from its last state, and neither repeats nor loses patches."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which patches there are."""
+"""`Patches`: grids, areas and lists of locations."""
 
 import pickle
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Annotation, open_slide, write_geojson
-from napari_wsigpu.annotations.masks import inside
+from napari_wsigpu.annotations.masks import rings_mask
 from napari_wsigpu.datasets import Patches
 from napari_wsigpu.model.errors import LevelError, PlaneError, RegionError, SlideNotFoundError
 from napari_wsigpu.model.geometry import Rect
@@ -30,7 +30,7 @@ def test_grids_are_those_of_tiles(two_slides, options):
 def test_areas_are_found_by_any_path_of_their_slide(two_slides):
     nothing = np.zeros((3, 3), np.bool_)
     assert len(Patches.grid(two_slides[:1], 50, inside={Path(two_slides[0]): nothing})) == 0
-    with pytest.raises(RegionError, match=r"other.svs', which is none of the slides"):
+    with pytest.raises(RegionError, match=r"other.svs', which is not one of the slides"):
         Patches.grid(two_slides, 50, inside={"other.svs": nothing})
 
 
@@ -42,7 +42,7 @@ def test_listed_locations(two_slides):
     assert chosen.locations.tolist() == [[-9, 1], [5, 6]]
     copy = pickle.loads(pickle.dumps(chosen))
     np.testing.assert_array_equal(copy.locations, chosen.locations)
-    assert "2 of 32 x 32 at 1 µm a pixel from 2 slides" in repr(chosen)
+    assert "2 of 32 x 32 at 1 µm per pixel from 2 slides" in repr(chosen)
     assert len(Patches.at({two_slides[0]: []}, 32)) == 0
 
 
@@ -53,9 +53,9 @@ def test_inside_outlines(two_slides, tmp_path, share):
     write_geojson(path, [Annotation("polygon", (ring,)), Annotation("points", (ring,))])
     patches = Patches.grid(two_slides, 32, overlap=8, inside={two_slides[0]: path}, share=share)
     everything = Patches.grid(two_slides, 32, overlap=8)
-    # A slide that no area is given for is taken whole.
+    # A slide without an area is used completely.
     assert np.sum(patches.slides == 1) == np.sum(everything.slides == 1)
-    whole = inside([ring], Rect(0, 0, 300, 400))
+    whole = rings_mask([ring], Rect(0, 0, 300, 400))
     found = {tuple(each) for each in patches.locations[patches.slides == 0].tolist()}
     for x, y in everything.locations[everything.slides == 0].tolist():
         part = whole[y : y + 32, x : x + 32].mean()
@@ -73,7 +73,7 @@ def test_inside_masks(two_slides):
     np.testing.assert_array_equal(again.locations, patches.locations)
 
 
-def test_what_can_not_be(two_slides, tmp_path):
+def test_invalid_arguments(two_slides, tmp_path):
     with pytest.raises(RegionError, match="not pairs"):
         Patches.at({two_slides[0]: [(1.5, 2)]}, 32)
     with pytest.raises(RegionError, match=r"mask of .* the shape"):
@@ -85,7 +85,7 @@ def test_what_can_not_be(two_slides, tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, None, "48", (48,), (48, 0), (1, 2, 3), (8.0, 8)])
-def test_sizes_that_can_not_be(two_slides, size):
+def test_invalid_sizes(two_slides, size):
     with pytest.raises(RegionError):
         Patches.at({two_slides[0]: [(0, 0)]}, size)
     with pytest.raises(RegionError):
@@ -93,7 +93,7 @@ def test_sizes_that_can_not_be(two_slides, size):
 
 
 @pytest.mark.parametrize("size", [[48, 32], np.array([48, 32]), (np.int64(48), 32)])
-def test_sizes_that_can_be(two_slides, size):
+def test_valid_sizes(two_slides, size):
     assert Patches.at({two_slides[0]: [(0, 0)]}, size).size == (48, 32)
 
 
@@ -117,5 +117,5 @@ def test_planes(two_stacks):
     with pytest.raises(PlaneError, match=r"three\.ome\.tif' has no plane z = 4"):
         Patches.grid(paths, 48, z=4)
     for wrong in (-1, 1.5, [], "all"):
-        with pytest.raises(RegionError, match=r"z is .* whole numbers from 0 on"):
+        with pytest.raises(RegionError, match=r"z is .* whole numbers >= 0"):
             Patches.at({paths[0]: [(1, 2)]}, 8, z=wrong)

@@ -1,4 +1,4 @@
-"""PyTorch's loaders get the same patches; skipped where there is no PyTorch."""
+"""Patches in PyTorch's loaders; skipped without PyTorch."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.model.errors import DeviceError, RegionError
+from napari_wsigpu.model.errors import DeviceError, RegionError, TileError
 from tests.writers import slides
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from napari_wsigpu.datasets.torch import PatchDataset, PatchStream  # noqa: E402
 
-# What PyTorch itself warns of when processes are forked beside threads.
+# PyTorch warns about forking a process that has threads.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -50,10 +50,10 @@ def test_streams(patches, device):
     stream.close()
 
 
-def test_batches_are_in_the_memory_that_was_read_to(patches):
-    """No copy is made of pixels, whatever is done with the batch later."""
+def test_batches_are_not_copied(patches):
+    """Batches are views of the memory that tiles were decoded to."""
     stream = PatchStream(patches, 7)
-    made = stream._made()
+    made = stream._worker_batches()
     arrays = []
     read = made.reader.read
 
@@ -86,7 +86,7 @@ def test_streams_in_loaders(patches, workers, shuffle):
 def test_map_style(patches, workers):
     data = PatchDataset(patches)
     assert len(data) == len(patches)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=f"index -{len(data) + 1} is out of range for {len(data)}"):
         data[-len(data) - 1]
     picture, index = data[-2]
     check(patches, picture[None], torch.tensor([index]))
@@ -106,7 +106,7 @@ def test_map_style(patches, workers):
     assert sorted(seen) == list(range(len(patches)))
 
 
-def test_ranks_share_an_epoch_out(patches):
+def test_ranks_divide_an_epoch(patches):
     seen = []
     for rank in range(3):
         stream = PatchStream(patches, 4, shuffle=True, rank=rank, world_size=3)
@@ -140,7 +140,7 @@ def test_resumed(patches):
         each.close()
 
 
-def test_processes_do_not_go_on_from_one_state(patches):
+def test_processes_do_not_share_one_state(patches):
     stream = PatchStream(patches, 4)
     next(iter(stream))
     state = stream.state_dict()
@@ -158,7 +158,7 @@ def test_processes_decode_to_no_device(patches, host_gpu, monkeypatch):
 
 
 def test_memory_of_pytorch(patches, host_gpu, monkeypatch):
-    """What decodes to a device writes into the tensors that are handed out."""
+    """Tiles are decoded directly into the tensors that the stream yields."""
 
     class HostMemory:
         def __init__(self, device):
@@ -175,7 +175,7 @@ def test_memory_of_pytorch(patches, host_gpu, monkeypatch):
     stream.close()
 
 
-def test_failures_in_processes_are_told(two_slides, tmp_path):
+def test_failures_in_processes_are_reported(two_slides, tmp_path):
     damaged = tmp_path / "damaged.svs"
     slides.write_aperio(damaged, slides.picture(60, 60), (), encode=lambda tile: b"damaged")
     options = {"num_workers": 1, "multiprocessing_context": "fork"}
@@ -183,3 +183,50 @@ def test_failures_in_processes_are_told(two_slides, tmp_path):
         data = PatchDataset(Patches.at({path: [(3, 4)]}, 30))
         with pytest.raises(Exception, match=sentence):
             list(DataLoader(data, collate_fn=data.collate, **options))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_errors_keep_their_locations_in_processes(partly_damaged, context):
+    data = PatchDataset(partly_damaged)
+    options = {"num_workers": 1, "multiprocessing_context": context, "batch_size": 9}
+    with pytest.raises(TileError, match=r"in the region at \(32, 32\)") as caught:
+        list(DataLoader(data, collate_fn=data.collate, **options))
+    error = caught.value
+    assert (error.path, error.locations) == (partly_damaged.paths[0], ((32, 32),))
+    assert [name for name, _ in error.failures] == ["level 0, row 1, column 1"]
+    assert "DataLoader worker process 0" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_patches_can_be_skipped(partly_damaged, workers, caplog):
+    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    stream = PatchStream(partly_damaged, 2, on_error="skip")
+    data = PatchDataset(partly_damaged, on_error="skip")
+    for loader in (
+        DataLoader(stream, batch_size=None, **options),
+        DataLoader(data, batch_size=4, collate_fn=data.collate, **options),
+    ):
+        seen = [index for _, indices in loader for index in indices.tolist()]
+        assert sorted(seen) == [0, 1, 2, 3, 5, 6, 7, 8]
+    if not workers:
+        assert list(stream.failures) == [4] == list(data.failures)
+        assert stream.failures[4].locations == ((32, 32),)
+        assert caplog.text.count("1 patches have damaged tiles: 4 at (32, 32) in") == 2
+        with pytest.raises(TileError):
+            data[4]
+
+
+def test_a_new_process_starts_a_new_epoch(patches):
+    stream = PatchStream(patches, 3, shuffle=True)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+    def orders(loader):
+        return [indices.tolist() for _, indices in loader]
+
+    epochs = [orders(loader) for _ in range(3)]
+    for epoch in epochs:
+        assert sorted(index for batch in epoch for index in batch) == list(range(len(patches)))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    stream.set_epoch(1)
+    assert orders(loader) == epochs[1]
+    assert orders(loader) == epochs[2]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs.cpu import threads_at_work
+from napari_wsigpu.codecs.cpu import default_threads
 from napari_wsigpu.display.fetcher import TileFetcher
 from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.reading.cache import TileKey
@@ -58,7 +58,7 @@ class Screen:
         self.landed = Counter()
         self.errors = []
 
-    def land(self, tiles):
+    def deliver(self, tiles):
         assert threading.current_thread().name == "wsigpu-fetch"
         self.landed.update(tiles.keys())
 
@@ -84,7 +84,7 @@ def test_all_that_is_wanted_lands_once_in_order(fetcher):
     source = Source()
     screen = Screen(source)
     keys = source.keys(50)
-    fetcher.want(screen, keys)
+    fetcher.request(screen, keys)
     until(lambda: len(screen.landed) == 50)
     assert source.read == keys
     assert set(screen.landed.values()) == {1}
@@ -93,11 +93,11 @@ def test_all_that_is_wanted_lands_once_in_order(fetcher):
 def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     source = Source(seconds=0.002)
     screen = Screen(source)
-    fetcher.want(screen, source.keys(150) + source.keys(5, level=1))
+    fetcher.request(screen, source.keys(150) + source.keys(5, level=1))
     until(lambda: len(screen.landed) == 155)
-    assert all(len({key.level for key in batch}) == 1 for batch in source.batches)
-    sizes = [len(batch) for batch in source.batches if batch[0].level == 0]
-    assert sizes[0] == threads_at_work()
+    assert all(len({key.image for key in batch}) == 1 for batch in source.batches)
+    sizes = [len(batch) for batch in source.batches if batch[0].image == 0]
+    assert sizes[0] == default_threads()
     assert 8 <= sizes[1] <= 25
 
 
@@ -106,14 +106,14 @@ def test_a_view_that_takes_no_longer_than_150_ms_is_one_batch(fetcher, monkeypat
     # A busy machine would wake up later from a sleep.
     clock = SimpleNamespace(perf_counter=lambda: 0.001 * sum(map(len, source.batches)))
     monkeypatch.setattr("napari_wsigpu.display.fetcher.time", clock)
-    batch_sizes(fetcher, source, threads_at_work())
+    batch_sizes(fetcher, source, default_threads())
     assert batch_sizes(fetcher, source, 100)[1:] == [100]
 
 
 def batch_sizes(fetcher, source, count):
     """Return how many tiles each batch has, once that many have come."""
     screen = Screen(source)
-    fetcher.want(screen, source.keys(count))
+    fetcher.request(screen, source.keys(count))
     until(lambda: len(screen.landed) == count)
     return [len(batch) for batch in source.batches]
 
@@ -123,7 +123,7 @@ def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
     monkeypatch.setattr(
         "napari_wsigpu.display.fetcher.time", SimpleNamespace(perf_counter=lambda: 7.0)
     )
-    monkeypatch.setattr("napari_wsigpu.display.fetcher.threads_at_work", lambda: 3)
+    monkeypatch.setattr("napari_wsigpu.display.fetcher.default_threads", lambda: 3)
     source = Source()
     assert batch_sizes(fetcher, source, 600) == [3, 255, 255, 87]
 
@@ -131,16 +131,16 @@ def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
 def test_how_long_tiles_will_take_is_learnt(fetcher):
     source = Source(seconds=0.01)
     screen = Screen(source)
-    keys = source.keys(8 * threads_at_work())
+    keys = source.keys(8 * default_threads())
     assert fetcher.expected(keys) is None
     assert fetcher.expected([]) == 0
-    fetcher.want(screen, keys)
+    fetcher.request(screen, keys)
     until(lambda: len(screen.landed) == len(keys))
     assert 0.01 <= fetcher.expected(keys[:1]) < 1
     assert 0.1 <= fetcher.expected(source.keys(10, row=1)) < 10
     assert fetcher.expected(source.keys(10, level=1)) is None
     source.seconds = 0.2
-    fetcher.want(screen, source.keys(1, row=2))
+    fetcher.request(screen, source.keys(1, row=2))
     until(lambda: len(screen.landed) == len(keys) + 1)
     assert fetcher.expected(source.keys(2, row=3)) >= 0.4
     fetcher.forget_slide(1)
@@ -152,10 +152,10 @@ def test_what_is_read_while_frames_are_drawn_says_less(fetcher):
     source = Source(seconds=0.09)
     source.slowed = 3.0
     screen = Screen(source)
-    fetcher.want(screen, source.keys(1))
+    fetcher.request(screen, source.keys(1))
     until(lambda: len(screen.landed) == 1)
     assert 0.03 <= fetcher.expected(source.keys(1, row=1)) < 0.06
-    fetcher.want(screen, source.keys(1, row=1), waits=True)
+    fetcher.request(screen, source.keys(1, row=1), waits=True)
     until(lambda: len(screen.landed) == 2)
     assert fetcher.expected(source.keys(1, row=2)) >= 0.09
 
@@ -163,29 +163,29 @@ def test_what_is_read_while_frames_are_drawn_says_less(fetcher):
 def test_nothing_is_begun_for_later_while_a_frame_is_drawn(fetcher):
     source = Source()
     screen = Screen(source)
-    fetcher.be_quiet(TIMEOUT)
-    fetcher.want(screen, source.keys(1), source.keys(2, row=1))
+    fetcher.pause_prefetch(TIMEOUT)
+    fetcher.request(screen, source.keys(1), source.keys(2, row=1))
     until(lambda: len(screen.landed) == 1)
-    fetcher.want(screen, source.keys(1, row=2), source.keys(2, row=1))
+    fetcher.request(screen, source.keys(1, row=2), source.keys(2, row=1))
     until(lambda: len(screen.landed) == 2)
     time.sleep(0.03)
     assert source.read == source.keys(1) + source.keys(1, row=2)
-    fetcher.be_quiet(0.0)
+    fetcher.pause_prefetch(0.0)
     until(lambda: len(screen.landed) == 4)
-    fetcher.be_quiet(TIMEOUT)
-    fetcher.want(screen, (), source.keys(2, row=3))
-    fetcher.forget(screen)  # the fixture waits for the thread to end
+    fetcher.pause_prefetch(TIMEOUT)
+    fetcher.request(screen, (), source.keys(2, row=3))
+    fetcher.cancel(screen)  # the fixture waits for the thread to end
 
 
 def test_tiles_in_flight_are_expected_sooner(fetcher):
     source = Source(seconds=0.1)
     screen = Screen(source)
-    fetcher.want(screen, source.keys(1))
+    fetcher.request(screen, source.keys(1))
     until(lambda: len(screen.landed) == 1)
     source.gate.clear()
     flying, other = source.keys(1, row=1), source.keys(1, row=2)
     alone = fetcher.expected(other)
-    fetcher.want(screen, flying)
+    fetcher.request(screen, flying)
     until(lambda: len(source.batches) == 2)
     assert fetcher.expected(flying) < alone
     assert fetcher.expected(flying + other) >= alone
@@ -198,38 +198,38 @@ def test_tiles_in_flight_are_expected_sooner(fetcher):
 def test_a_batch_that_was_held_up_once_makes_no_small_ones_for_ever(fetcher):
     source = Source(seconds=0.2)
     screen = Screen(source)
-    fetcher.want(screen, source.keys(4))
+    fetcher.request(screen, source.keys(4))
     until(lambda: len(screen.landed) == 4)
     source.seconds = 0
-    fetcher.want(screen, source.keys(200, row=1))
+    fetcher.request(screen, source.keys(200, row=1))
     until(lambda: len(screen.landed) == 204)
     assert max(len(batch) for batch in source.batches) > 100
 
 
 def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
     source = Source(seconds=0.01)
-    source.least_batch = 4 * threads_at_work()
-    assert batch_sizes(fetcher, source, 6 * threads_at_work()) == [
-        4 * threads_at_work(),
-        2 * threads_at_work(),
+    source.least_batch = 4 * default_threads()
+    assert batch_sizes(fetcher, source, 6 * default_threads()) == [
+        4 * default_threads(),
+        2 * default_threads(),
     ]
 
 
 def test_tiles_that_are_made_of_many_are_decoded_one_by_one(fetcher):
     source = Source(seconds=0.1)
-    source.parts = 4 * threads_at_work()
+    source.parts = 4 * default_threads()
     assert batch_sizes(fetcher, source, 4) == [1, 1, 1, 1]
 
 
 def test_tiles_that_take_long_are_not_fetched_ahead(fetcher):
     source = Source(seconds=0.3)
-    source.parts = threads_at_work()
+    source.parts = default_threads()
     screen = Screen(source)
-    fetcher.want(screen, [], source.keys(5))
+    fetcher.request(screen, [], source.keys(5))
     until(lambda: len(screen.landed) == 1)
     until(lambda: fetcher._thread is None)
     assert source.read == source.keys(5)[:1]
-    fetcher.want(screen, source.keys(2), source.keys(5))
+    fetcher.request(screen, source.keys(2), source.keys(5))
     until(lambda: len(screen.landed) == 2)
     until(lambda: fetcher._thread is None)
     assert sorted(set(source.read)) == source.keys(2)
@@ -239,10 +239,10 @@ def test_only_what_a_display_waits_for_is_in_the_queue(fetcher):
     source = Source()
     screen = Screen(source)
     source.gate.clear()
-    fetcher.want(screen, [], source.keys(10))
+    fetcher.request(screen, [], source.keys(10))
     assert source.begun.wait(TIMEOUT)
     assert fetcher.stats(1)["queue"] == 0
-    fetcher.want(screen, source.keys(3, row=5))
+    fetcher.request(screen, source.keys(3, row=5))
     assert fetcher.stats(1)["queue"] == 3
     source.gate.set()
     until(lambda: fetcher.stats(1)["queue"] == 0)
@@ -252,13 +252,13 @@ def test_a_new_view_drops_what_the_old_one_wanted(fetcher):
     source = Source()
     screen = Screen(source)
     source.gate.clear()
-    fetcher.want(screen, source.keys(100))
+    fetcher.request(screen, source.keys(100))
     assert source.begun.wait(TIMEOUT)
-    fetcher.want(screen, source.keys(4, row=7))
+    fetcher.request(screen, source.keys(4, row=7))
     source.gate.set()
     until(lambda: {key.row for key in screen.landed} == {0, 7} and len(source.batches) > 1)
     until(lambda: fetcher.stats(1)["queue"] == 0)
-    assert len([key for key in source.read if key.row == 0]) == threads_at_work()
+    assert len([key for key in source.read if key.row == 0]) == default_threads()
     assert len([key for key in source.read if key.row == 7]) == 4
 
 
@@ -266,10 +266,10 @@ def test_what_is_in_flight_is_not_fetched_twice(fetcher):
     source = Source()
     screen = Screen(source)
     source.gate.clear()
-    keys = source.keys(threads_at_work())
-    fetcher.want(screen, keys)
+    keys = source.keys(default_threads())
+    fetcher.request(screen, keys)
     assert source.begun.wait(TIMEOUT)
-    fetcher.want(screen, keys)
+    fetcher.request(screen, keys)
     source.gate.set()
     until(lambda: len(screen.landed) == len(keys))
     until(lambda: fetcher.stats(1)["queue"] == 0)
@@ -281,7 +281,7 @@ def test_a_tile_that_two_displays_want_is_fetched_once_for_both(fetcher):
     source.gate.clear()
     screens = [Screen(source), Screen(source)]
     for screen in screens:
-        fetcher.want(screen, source.keys(40))
+        fetcher.request(screen, source.keys(40))
     source.gate.set()
     until(lambda: all(len(screen.landed) == 40 for screen in screens))
     assert max(Counter(source.read).values()) == 1
@@ -292,9 +292,9 @@ def test_what_is_on_any_screen_comes_before_what_may_be_next(fetcher):
     first, second = Source(1, journal=journal), Source(2, journal=journal)
     first.gate.clear()
     screens = Screen(first), Screen(second)
-    fetcher.want(screens[0], first.keys(50), first.keys(30, row=1))
+    fetcher.request(screens[0], first.keys(50), first.keys(30, row=1))
     assert first.begun.wait(TIMEOUT)
-    fetcher.want(screens[1], second.keys(50), second.keys(30, row=1))
+    fetcher.request(screens[1], second.keys(50), second.keys(30, row=1))
     first.gate.set()
     until(lambda: len(screens[0].landed) == 80 and len(screens[1].landed) == 80)
     rows = [key.row for key in journal]
@@ -305,7 +305,7 @@ def test_what_is_on_any_screen_comes_before_what_may_be_next(fetcher):
 def test_hits_of_what_was_prefetched_are_counted_once(fetcher):
     source = Source()
     screen = Screen(source)
-    fetcher.want(screen, [], source.keys(10))
+    fetcher.request(screen, [], source.keys(10))
     until(lambda: len(screen.landed) == 10)
     until(lambda: fetcher.stats(1)["prefetched"] == 10)
     fetcher.shown(source.keys(4) + source.keys(4, row=9), source.keys(10)[8:])
@@ -318,8 +318,8 @@ def test_hits_of_what_was_prefetched_are_counted_once(fetcher):
 def test_tiles_in_srgb_count_for_the_same_slide(fetcher):
     source = Source()
     screen = Screen(source)
-    keys = [key.in_srgb() for key in source.keys(6)]
-    fetcher.want(screen, [], keys)
+    keys = [key._replace(color="srgb") for key in source.keys(6)]
+    fetcher.request(screen, [], keys)
     until(lambda: fetcher.stats(1)["prefetched"] == 6)
 
 
@@ -328,9 +328,9 @@ def test_a_slide_that_fails_is_wanted_no_more_and_others_go_on(fetcher, error, c
     bad, good = Source(1), Source(2)
     bad.error = error
     screens = Screen(bad), Screen(good)
-    fetcher.want(screens[0], bad.keys(50))
+    fetcher.request(screens[0], bad.keys(50))
     until(lambda: fetcher.stats(1)["queue"] == 0)
-    fetcher.want(screens[1], good.keys(5))
+    fetcher.request(screens[1], good.keys(5))
     until(lambda: len(screens[1].landed) == 5)
     assert len(bad.batches) == 1
     assert screens[0].errors == [error]
@@ -341,7 +341,7 @@ def test_forgetting_a_slide_waits_for_its_tiles_in_flight(fetcher):
     source = Source()
     screen = Screen(source)
     source.gate.clear()
-    fetcher.want(screen, source.keys(90))
+    fetcher.request(screen, source.keys(90))
     assert source.begun.wait(TIMEOUT)
     threading.Timer(0.2, source.gate.set).start()
     begin = time.monotonic()
@@ -355,19 +355,19 @@ def test_forgetting_a_display_leaves_the_others(fetcher):
     source = Source()
     source.gate.clear()
     gone, stays = Screen(source), Screen(source)
-    fetcher.want(gone, source.keys(50))
-    fetcher.want(stays, source.keys(50, row=1))
-    fetcher.forget(gone)
+    fetcher.request(gone, source.keys(50))
+    fetcher.request(stays, source.keys(50, row=1))
+    fetcher.cancel(gone)
     source.gate.set()
     until(lambda: len([key for key in stays.landed if key.row == 1]) == 50)
-    assert len([key for key in source.read if key.row == 0]) <= threads_at_work()
+    assert len([key for key in source.read if key.row == 0]) <= default_threads()
 
 
 def test_the_thread_ends_when_nothing_is_wanted_and_begins_again(fetcher):
     source = Source()
     screen = Screen(source)
     for row in range(3):
-        fetcher.want(screen, source.keys(5, row=row))
+        fetcher.request(screen, source.keys(5, row=row))
         until(lambda row=row: len(screen.landed) == 5 * (row + 1))
         until(lambda: fetcher._thread is None)
 
@@ -377,8 +377,8 @@ def test_tiles_are_read_from_the_slide_they_were_wanted_of(fetcher):
     first, second = Source(1), Source(2)
     turned, stays = Screen(first), Screen(first)
     first.gate.clear()
-    fetcher.want(stays, first.keys(30))
-    fetcher.want(turned, first.keys(30))
+    fetcher.request(stays, first.keys(30))
+    fetcher.request(turned, first.keys(30))
     assert first.begun.wait(TIMEOUT)
     turned.source = second
     first.gate.set()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.display.at_hand import TilesAtHand
+from napari_wsigpu.display.available_tiles import AvailableTiles
 from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.display.picture import Picture
@@ -37,8 +37,8 @@ def picture_of(slide, channel=None, budget=1 << 20, *, labels=False):
         for number, level in enumerate(slide.layout.levels)
     }
     overview = slide.levels[-1][...] if channel is None else slide.levels[-1][..., channel]
-    tiles = TilesAtHand(
-        slide.displayed.number("stored"), levels, overview, slide.layout.background, channel,
+    tiles = AvailableTiles(
+        slide.displayed.slide, levels, overview, slide.layout.background, channel,
         TileCache(budget),
     )  # fmt: skip
     return Picture(tiles, PictureMemory())
@@ -57,7 +57,7 @@ def fetch(slide, picture, level, tiles, *, land=True):
         for key, tile in found.items():
             picture.tiles._cache.put(key, tile)
         if land:
-            picture.land(found)
+            picture.add(found)
 
 
 def nearest(slide, view, level):
@@ -251,8 +251,8 @@ def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
     page = tiffbytes.page(slides.picture(64, 64), bytes, tile=(32, 32), missing={3})
     small = tiffbytes.page(slides.picture(32, 32), bytes, tile=(32, 32))
     with open_slide(tiffbytes.write(tmp_path / "sparse.tif", [page, small])) as sparse:
-        tiles = TilesAtHand(
-            sparse.displayed.number("stored"), dict(enumerate(sparse.layout.levels)),
+        tiles = AvailableTiles(
+            sparse.displayed.slide, dict(enumerate(sparse.layout.levels)),
             sparse.levels[1][..., 1], np.array([1, 2, 3], np.uint8), 1, TileCache(0),
         )  # fmt: skip
         picture = Picture(tiles, PictureMemory())
@@ -262,15 +262,15 @@ def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
 
 def test_tiles_of_other_slides_colours_and_far_levels_do_not_land(slide):
     picture = picture_of(slide)
-    assert not picture.land({picture.tiles.key_of(0, 0, 0): np.zeros((32, 32, 3), np.uint8)})
+    assert not picture.add({picture.tiles.key_of(0, 0, 0): np.zeros((32, 32, 3), np.uint8)})
     picture.compose(View(2, Rect.between(0, 32, 0, 32)))
     tile = np.zeros((32, 32, 3), np.uint8)
     key = picture.tiles.key_of(2, 0, 0)
-    assert not picture.land({key._replace(slide=~key.slide): tile})
-    assert not picture.land({key._replace(slide=key.slide + 1): tile})
-    assert not picture.land({picture.tiles.key_of(0, 0, 0): tile})
-    assert not picture.land({picture.tiles.key_of(2, 2, 2): tile})
-    assert picture.land({key: tile})
+    assert not picture.add({key._replace(color="srgb"): tile})
+    assert not picture.add({key._replace(slide=key.slide + 1): tile})
+    assert not picture.add({picture.tiles.key_of(0, 0, 0): tile})
+    assert not picture.add({picture.tiles.key_of(2, 2, 2): tile})
+    assert picture.add({key: tile})
 
 
 def test_what_lands_in_time_is_waited_for(slide):

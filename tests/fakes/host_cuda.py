@@ -267,6 +267,6 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(driver, "driver_is_there", lambda: True)
+    monkeypatch.setattr(driver, "driver_available", lambda: True)
     monkeypatch.setattr(cuda, "Library", lambda: None)
     return CudaDevice(0)

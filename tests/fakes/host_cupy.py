@@ -1,15 +1,13 @@
-"""CuPy, nvCOMP and kvikio whose device is the host, as far as benchmarks and Zarr need them."""
+"""A stand-in for CuPy whose device memory is host memory, as far as `wsigpu bench` needs it."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import imagecodecs
 import numpy as np
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ STREAM = 5
 
 
 class DeviceArray(np.ndarray):
-    """Host memory that is copied as device memory is."""
+    """Host memory with the interface of a CuPy array."""
 
     @property
     def data(self) -> Any:
@@ -30,7 +28,7 @@ class DeviceArray(np.ndarray):
 
 
 class Stream(nullcontext):
-    """A stream on which all work is done at once."""
+    """A stream that runs all work synchronously."""
 
     ptr = STREAM
 
@@ -39,31 +37,6 @@ class Stream(nullcontext):
 
     def synchronize(self) -> None:
         pass
-
-
-class Codec(nullcontext):
-    """nvCOMP's, whose LZ4 blocks are imagecodecs'."""
-
-    def __init__(self, algorithm: str, bitstream_kind: str, cuda_stream: int) -> None:
-        super().__init__(self)
-        assert (algorithm, bitstream_kind, cuda_stream) == ("LZ4", "raw", STREAM)
-
-    def encode(self, arrays: list[Any]) -> list[Any]:
-        blocks = (imagecodecs.lz4_encode(array.tobytes(), header=False) for array in arrays)
-        return [np.frombuffer(block, np.int8) for block in blocks]
-
-
-class CuFile(nullcontext):
-    """kvikio's, for writing."""
-
-    def __init__(self, path: str, mode: str) -> None:
-        super().__init__(self)
-        assert mode == "w"
-        self._path = path
-
-    def write(self, data: Any) -> None:
-        assert isinstance(data, DeviceArray)
-        Path(self._path).write_bytes(data)
 
 
 def on_device(array: Any) -> DeviceArray:
@@ -76,7 +49,7 @@ def copy_memory(target: int, source: int, size: int, kind: int, stream: int) -> 
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let these be what is imported."""
+    """Install the stand-ins in `sys.modules`."""
     cupy = SimpleNamespace(
         asarray=on_device,
         asnumpy=np.asarray,
@@ -91,16 +64,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         empty=lambda *given: on_device(np.empty(*given)),
         full=lambda *given: on_device(np.full(*given)),
     )
-    nvcomp = SimpleNamespace(
-        BitstreamKind=SimpleNamespace(RAW="raw"),
-        Codec=Codec,
-        as_arrays=lambda arrays, cuda_stream: arrays,
-    )
     modules = {
         "cupy": cupy,
         "cupyx": SimpleNamespace(empty_pinned=np.empty),
-        "kvikio": SimpleNamespace(CuFile=CuFile),
-        "nvidia.nvcomp": nvcomp,
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)

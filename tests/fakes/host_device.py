@@ -16,14 +16,14 @@ from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb as to_rgb_in_place
-from napari_wsigpu.gpu.device.device import Slots
 from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.device.interfaces import Slots
 from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JpegEngine
-from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, HARDWARE, NO_DEVICE, Library
-from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat, LibraryImages, LibraryStreams
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
+from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat, LibraryImages, LibraryStreams
+from napari_wsigpu.gpu.jpeg.nvimagecodec_library import CPU_ONLY, HARDWARE, NO_DEVICE, Library
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.reading.average import resample_area
@@ -106,6 +106,7 @@ class HostDevice:
 
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
         self.name = "cuda:0"
+        self.index = 0
         self.model = "host memory"
         self.jpeg_engine = JpegEngine(HARDWARE, 14, 1, 0)
         self.lock = threading.Lock()
@@ -242,7 +243,7 @@ class HostDevice:
         self.shared_buffers.append(shared)
         return shared
 
-    def lay_out(self, segments, level, background, stream):
+    def scatter_segments(self, segments, level, background, stream):
         grid, samples = level.grid, level.encoding.samples
         dtype = level.dtype.newbyteorder(level.encoding.byte_order)
         shape = grid.tile_height, grid.tile_width, level.channels
@@ -281,7 +282,7 @@ class HostDevice:
             if to_rgb:
                 to_rgb_in_place(pixels)
 
-    def shared(self, count, dtype):
+    def pinned_array(self, count, dtype):
         return np.full(count, 77, dtype)
 
     def upload(self, address, pixels, stream):

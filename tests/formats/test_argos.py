@@ -31,13 +31,13 @@ def write(path, planes=1, xml=None):
 
 
 @pytest.mark.parametrize("planes", [1, 2, 3, 5])
-def test_all_that_openslide_reports(tmp_path, planes):
+def test_metadata_equals_openslide(tmp_path, planes):
     path = tmp_path / "slide.avs"
     write(path, planes)
     properties = oracles.openslide_properties(path)
     with open_slide(path) as slide, oracles.openslide.OpenSlide(path) as other:
         assert slide.vendor == properties["openslide.vendor"] == "argos"
-        assert slide.layout.hidden_planes == planes - 1
+        assert slide.layout.other_planes == planes - 1
         assert slide.level_dimensions == other.level_dimensions
         assert slide.level_downsamples == other.level_downsamples
         assert slide.mpp == tuple(float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
@@ -64,7 +64,7 @@ def test_all_that_openslide_reports(tmp_path, planes):
 
 
 @pytest.mark.parametrize("xml", ["<Argos.Scan.Metadata>", "<Argos.Scan.Metadata/>"])
-def test_xml_without_a_word(tmp_path, xml):
+def test_unreadable_xml(tmp_path, xml):
     path = tmp_path / "slide.avs"
     write(path, 3, xml)
     with open_slide(path) as slide:

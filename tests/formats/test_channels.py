@@ -76,7 +76,7 @@ def ramp(*color):
 
 
 @pytest.mark.parametrize("z", [0, 2])
-def test_what_imagej_says_of_channels(tmp_path, z):
+def test_imagej_channels(tmp_path, z):
     path = tmp_path / "a.tif"
     labels = [
         f"c:{c + 1}/2 z:{z + 1}/3 - {name}" for z in range(3) for c, name in enumerate(("A", "B"))
@@ -153,12 +153,12 @@ SMALL, MAIN = np.zeros((50, 60), np.uint8), np.zeros((100, 110), np.uint8)
         ("thumbnails of cells", None),
     ],
 )
-def test_pictures_beside_the_slide_are_named_by_whole_words(tmp_path, name, found):
+def test_associated_images_are_named_by_whole_words(tmp_path, name, found):
     path = tmp_path / "a.ome.tif"
     write_images(path, [("main", MAIN, {}), (name, SMALL, {})])
     with open_slide(path, "cpu") as slide:
         assert list(slide.associated_images) == ([found] if found else [])
-        said = any("1 further image(s)" in problem for problem in slide.layout.problems)
+        said = any("1 more image(s)" in problem for problem in slide.layout.problems)
         assert said == (found is None)
 
 
@@ -170,15 +170,15 @@ def test_pictures_beside_the_slide_are_named_by_whole_words(tmp_path, name, foun
         (np.stack([SMALL] * 5), {"axes": "ZYX"}),
     ],
 )
-def test_only_pictures_can_lie_beside_the_slide(tmp_path, pixels, options):
+def test_only_ordinary_images_can_be_associated(tmp_path, pixels, options):
     path = tmp_path / "a.ome.tif"
     write_images(path, [("main", MAIN, {}), ("macro", pixels, options)])
     with open_slide(path, "cpu") as slide:
         assert list(slide.associated_images) == []
-        assert any("1 further image(s)" in problem for problem in slide.layout.problems)
+        assert any("1 more image(s)" in problem for problem in slide.layout.problems)
 
 
-def test_a_large_image_that_can_be_no_picture_is_the_slide(tmp_path):
+def test_large_image_that_cannot_be_associated_is_the_slide(tmp_path):
     path = tmp_path / "a.ome.tif"
     large = np.full((2, 300, 310), 7, "uint16")
     write_images(path, [("small", SMALL, {}), ("overview", large, {"axes": "CYX"})])
@@ -211,7 +211,7 @@ def test_ome_xml_that_claims_more_channels(tmp_path, stated, held):
         assert said in slide.layout.problems
 
 
-CONTRADICTION = "Its description of the shape (JSON) contradicts its pages, which count."
+CONTRADICTION = "The shape in the description (JSON) contradicts the pages; the pages are used."
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ CONTRADICTION = "Its description of the shape (JSON) contradicts its pages, whic
         (3, "three", "", True),
     ],
 )
-def test_pages_count_not_what_tifffiles_json_says(tmp_path, count, shape, axes, contradicts):
+def test_pages_override_the_json_shape(tmp_path, count, shape, axes, contradicts):
     pixels = stack(count, 64, 80)
     said = json.dumps({"shape": shape, "axes": axes})
     pages = [

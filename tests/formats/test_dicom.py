@@ -39,7 +39,7 @@ def probe(path):
 
 
 @pytest.mark.parametrize("name", ["a.dcm", "a", "a.svs"])
-def test_a_file_is_known_by_its_content(write, name):
+def test_file_is_recognized_by_content(write, name):
     assert probe(write(name))
     assert probe(write(name, CT))
 
@@ -50,11 +50,11 @@ def test_other_files(write, content):
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
-def test_what_is_tiff_as_well_is_tiff_by_its_name(write, name):
+def test_dual_personality_file_is_tiff_by_its_name(write, name):
     assert not probe(write(name))
 
 
-def test_a_folder_is_known_by_a_slide_in_it(write):
+def test_folder_is_recognized_by_a_slide_in_it(write):
     write("other/notes.txt", b"")
     write("other/ct.dcm", CT)
     folder = write("other/slide.tif").parent
@@ -63,17 +63,17 @@ def test_a_folder_is_known_by_a_slide_in_it(write):
     assert probe(folder)
 
 
-def test_a_folder_of_many_other_files_is_left_soon(tmp_path, monkeypatch):
+def test_search_ends_early_in_a_folder_of_other_files(tmp_path, monkeypatch):
     for index in range(300):
         (tmp_path / f"{index}.dcm").write_bytes(CT)
     opened = []
-    begin = dicom._begin
-    monkeypatch.setattr(dicom, "_begin", lambda path: opened.append(path) or begin(path))
+    is_wsi = dicom._is_wsi
+    monkeypatch.setattr(dicom, "_is_wsi", lambda path: opened.append(path) or is_wsi(path))
     assert not probe(tmp_path)
-    assert len(opened) == dicom.MOST_STRANGERS
+    assert len(opened) == dicom.MOST_OTHER_FILES
 
 
-def test_one_sentence_says_what_to_install(write, without_packages):
+def test_error_names_the_packages_to_install(write, without_packages):
     path = write("a.dcm")
     for each in (path, path.parent):
         with pytest.raises(UnsupportedSlideError) as caught:
@@ -83,5 +83,5 @@ def test_one_sentence_says_what_to_install(write, without_packages):
 
 
 def test_another_kind_of_dicom_needs_no_packages(write, without_packages):
-    with pytest.raises(NotASlideError, match=r"ct\.dcm' is a DICOM file of another kind"):
+    with pytest.raises(NotASlideError, match=r"ct\.dcm' is a DICOM file, but not a whole-slide"):
         open_slide(write("ct.dcm", CT))

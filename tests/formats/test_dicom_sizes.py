@@ -64,11 +64,11 @@ def test_none_at_all(tmp_path):
     assert read(save(tmp_path, "a.dcm", PIXELS, **nothing)) == (None, ())
 
 
-def test_a_contradiction_is_said(tmp_path):
+def test_contradiction_is_reported(tmp_path):
     path = save(tmp_path, "a.dcm", PIXELS, ImagedVolumeWidth=9.0)
     mpp, [problem] = read(path)
     assert mpp == pytest.approx((0.25, 0.5))
-    assert "which counts, and a size of the whole image that contradicts it" in problem
+    assert "contradicts its pixel spacing; the spacing is used" in problem
 
 
 def padded(pixels, side):

@@ -10,6 +10,7 @@ from PIL import Image
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import CorruptSlideError, TileError, UnsupportedSlideError
+from napari_wsigpu.model.privacy import MASK, masked
 from tests import oracles
 from tests.conftest import shared_slide
 from tests.writers import ndpi, slides
@@ -40,6 +41,16 @@ def write(path, *, blocks=(12, 12, 0), subsampling="4:4:4", macro=True, first=12
     pages.append(ndpi.level(picture(20, 60), lens=-2.0))
     ndpi.write(path, pages, first=first)
     return levels
+
+
+def test_barcode_of_newer_scanners(tmp_path):
+    """It has a tag of its own, is private, and comes before the reference."""
+    level = ndpi.level(picture(64, 64), tags={65468: (ndpi.ASCII, "BC-0815")})
+    ndpi.write(tmp_path / "a.ndpi", [level])
+    with open_slide(tmp_path / "a.ndpi", "cpu") as slide:
+        assert slide.metadata["barcode"] == slide.metadata["hamamatsu"]["Barcode"] == "BC-0815"
+        assert "BC-0815" not in json.dumps(masked(slide.metadata))
+        assert masked(slide.metadata)["hamamatsu"]["Barcode"] == MASK
 
 
 def same_as_openslide(path, *, mean_difference=1.5):
@@ -98,6 +109,14 @@ class TestAgainstOpenSlide:
         assert layout.barcode == "S-12 \xb5m"
         assert layout.background == 255
 
+    @pytest.mark.parametrize("text", ["ABC", "B"])
+    def test_short_texts_outside_the_directory(self, tmp_path, text):
+        path = tmp_path / "slide.ndpi"
+        write(path, tags={65427: (ndpi.ASCII, text), 65442: (ndpi.ASCII, "77")})
+        layout = same_as_openslide(path)
+        assert layout.barcode == text
+        assert layout.metadata["hamamatsu"]["ScannerSerialNumber"] == "77"
+
     def test_a_level_without_restart_markers(self, tmp_path):
         path = tmp_path / "slide.ndpi"
         write(path, blocks=(0, 0, 0))
@@ -129,23 +148,31 @@ class TestAgainstOpenSlide:
         ]
         ndpi.write(path, pages)
         layout = same_as_openslide(path)
-        assert layout.hidden_planes == 2
+        assert layout.other_planes == 2
         assert layout.problems == ()
 
-    def test_a_level_of_a_focal_plane_without_level_0_is_left_out_and_said(self, tmp_path):
+    def test_focal_plane_without_level_0_is_left_out(self, tmp_path):
         path = tmp_path / "slide.ndpi"
         full, half, quarter = pyramid()
         ndpi.write(path, [ndpi.level(full), ndpi.level(half, plane=7), ndpi.level(quarter)])
         [problem] = describe(path).problems
-        assert problem == "1 level(s) of focal planes that lack level 0 are left out."
+        assert problem == "1 level(s) of focal planes without level 0 are left out."
 
-    def test_the_jpeg_knows_its_size_better(self, tmp_path):
+    def test_size_of_the_jpeg_takes_precedence(self, tmp_path):
         path = tmp_path / "slide.ndpi"
         levels = pyramid()
         tags = {256: (ndpi.LONG, 95), 257: (ndpi.LONG, 81), 278: (ndpi.LONG, 81)}
         pages = [ndpi.level(levels[0], 12), ndpi.level(levels[2], tags=tags)]
         ndpi.write(path, pages)
         same_as_openslide(path)
+
+
+@pytest.mark.parametrize("text", ["ABC", "B", ""])
+def test_short_texts_inside_the_directory(tmp_path, text):
+    path = tmp_path / "slide.ndpi"
+    pages = [ndpi.level(picture(HEIGHT, WIDTH), tags={65427: (ndpi.ASCII, text)})]
+    ndpi.write(path, pages, short_texts_inside=True)
+    assert describe(path).barcode == (text or None)
 
 
 def test_intervals_of_two_rows_of_blocks_are_tifffiles(tmp_path):
@@ -181,7 +208,7 @@ def test_parts_of_tiles(tmp_path):
         {65426: (ndpi.LONG, tuple(range(3000, 3000 - 80, -1)))},  # backwards
     ],
 )
-def test_wrong_places_of_markers(tmp_path, tags):
+def test_wrong_marker_positions(tmp_path, tags):
     path = tmp_path / "slide.ndpi"
     pixels = picture(HEIGHT, WIDTH)
     ndpi.write(path, [ndpi.level(pixels, 24, tags=tags)])
@@ -304,7 +331,7 @@ def test_impossible_tags(tmp_path, code, value):
         np.testing.assert_array_equal(slide.levels[0][...], oracles.tifffile_page(path))
 
 
-def test_damage_at_a_smaller_scale_is_said(tmp_path):
+def test_damage_at_a_smaller_scale_is_reported(tmp_path):
     path = tmp_path / "slide.ndpi"
     data, tags = ndpi.level(picture(256, 256), 16)
     middle = ndpi.starts(data)[8]

@@ -30,7 +30,7 @@ def write(path):
     tiffbytes.write(path, pages)
 
 
-def test_all_that_openslide_reports(tmp_path):
+def test_metadata_equals_openslide(tmp_path):
     path = tmp_path / "slide.tif"
     write(path)
     properties = oracles.openslide_properties(path)

@@ -14,7 +14,7 @@ def level(width, height, counts=None):
 
 
 def slide(*levels):
-    return SlideLayout("slide.tif", 1, 1, "generic-tiff", levels)
+    return SlideLayout("slide.tif", "generic-tiff", levels)
 
 
 def test_the_grid_knows_its_segments():
@@ -44,7 +44,7 @@ def test_downsamples_are_the_mean_of_both_ratios():
     assert layout.downsamples == (1.0, (1000 / 333 + 2) / 2, 8.0)
 
 
-def test_downsamples_are_what_the_file_says_if_it_does():
+def test_stated_downsamples_are_used():
     said = [dataclasses.replace(level(96, 128), reduction=value) for value in (1.0, 4.5)]
     assert slide(*said).downsamples == (1, 4.5)
     assert slide(level(96, 128), said[1]).downsamples == (1, 1)

@@ -198,7 +198,7 @@ def test_brightfield_goes_before_fluorescence_as_in_openslide(tmp_path):
         assert slide.level_dimensions == oracles.openslide_shape(path)[0]
         assert slide.layout.rgb
         assert slide.layout.problems == (
-            "1 region(s) of another illumination than brightfield are not shown.",
+            "1 region(s) with an illumination other than brightfield are not shown.",
         )
 
 
@@ -213,6 +213,46 @@ def test_regions_of_another_resolution_are_named_where_openslide_refuses_the_sli
         assert "another objective" in slide.layout.problems[0]
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_overview_and_label_of_versa_scanners(tmp_path, last):
+    """Their overview shows a part of the slide, and the label is a picture of its own."""
+    slideio = pytest.importorskip("slideio")
+    pixels = slides.picture(90, 120)
+    view = (350 * SPACING, 250 * SPACING)
+    macro = scan(slides.picture(40, 60), 30 * SPACING, 20 * SPACING, view=view, objective="1.25")
+    scans = [macro, scan(pixels, 100 * SPACING, 110 * SPACING)][:: -1 if last else 1]
+    # A smaller level of the overview serves as the label.
+    label = 3 if last else 1
+    listed = f'<supplementalImage type="label" ifd="{label}"/></collection>'
+    path = leica.write(
+        tmp_path / "slide.scn", scans, SIZE, edit=lambda xml: xml.replace("</collection>", listed)
+    )
+    with open_slide(path) as slide, slideio.open_slide(str(path), "SCN") as other:
+        assert slide.layout.problems == ()
+        assert slide.objective == 20
+        np.testing.assert_array_equal(slide.levels[0][110:200, 100:220], pixels)
+        assert set(slide.associated_images) == {"macro", "label"}
+        assert other.get_aux_image_names() == ["label"]
+        for name, page in (("label", label), ("macro", label - 1)):
+            expected = oracles.tifffile_page(path, page)
+            np.testing.assert_array_equal(slide.associated_images[name].read(), expected)
+        (frame,) = (each.frame for each in slide.layout.associated if each.name == "macro")
+        assert frame == (30, 20, 350, 250)
+
+
+@pytest.mark.parametrize("listed", ['ifd="99"', 'ifd="x"', "", 'ifd="-1"'])
+def test_a_label_on_a_page_that_does_not_exist(tmp_path, listed):
+    element = f'<supplementalImage type="label" {listed}/></collection>'
+    path = leica.write(
+        tmp_path / "slide.scn",
+        [overview(), *two_regions()],
+        SIZE,
+        edit=lambda xml: xml.replace("</collection>", element),
+    )
+    with open_slide(path) as slide:
+        assert set(slide.associated_images) == {"macro"}
+
+
 def test_only_an_overview(tmp_path):
     path = leica.write(tmp_path / "slide.scn", [overview()], SIZE)
     with pytest.raises(UnsupportedSlideError, match=r"slide\.scn.*only an overview"):
@@ -225,7 +265,7 @@ def test_planes_of_a_stack(tmp_path):
     path = leica.write(tmp_path / "slide.scn", scans, SIZE)
     with open_slide(path) as slide:
         assert slide.level_dimensions == oracles.openslide_shape(path)[0]
-        assert slide.layout.hidden_planes == 2
+        assert slide.layout.other_planes == 2
         assert (slide.planes.z, slide.planes.size_z, slide.planes.z_spacing) == (0, 3, 1.2)
         for z in range(3):
             found = slide.plane(z).levels[0][1:91, 1:121]
@@ -253,22 +293,22 @@ BOMB = (
         (lambda xml: xml.encode().replace(b'name="c"', b'name="\xe4\xff"'), None),
         (lambda xml: xml.replace("collection", "selection"), "no collection"),
         (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', 'sizeX="nan"', 1), "missing or wrong"),
-        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', 'sizeX="-5"', 1), "not above 0"),
-        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**15}"', 1), "no slide has"),
+        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', 'sizeX="-5"', 1), "not positive"),
+        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**15}"', 1), "impossible size"),
         (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**99}"', 1), "missing or wrong"),
         (
             lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', "", 1).replace(
                 'offsetX="', 'offsetX="-100000000'
             ),
-            "no slide has",
+            "impossible size",
         ),
-        (lambda xml: xml.replace("<view", "<sight"), "place on the slide"),
+        (lambda xml: xml.replace("<view", "<sight"), "position on the slide"),
         (lambda xml: xml.replace('offsetX="10000"', 'offsetX="1e999"'), "missing or wrong"),
         (lambda xml: xml.replace('ifd="1"', 'ifd="99"'), "page 99"),
         (lambda xml: xml.replace('ifd="1"', 'ifd="-1"'), "page -1"),
         (lambda xml: xml.replace('ifd="', 'page="'), "missing or wrong"),
         (lambda xml: xml.replace("<dimension", "<extent"), "no pixels"),
-        (lambda xml: xml.replace('sizeX="120"', 'sizeX="0"'), "not above 0"),
+        (lambda xml: xml.replace('sizeX="120"', 'sizeX="0"'), "not positive"),
         (lambda xml: xml.replace("<barcode>c2xp", "<barcode>\N{BULLET}=="), "barcode"),
         (lambda xml: xml.replace("Leica SCN400", "x" * (1 << 20)), None),
         (lambda xml: xml.replace("<objective>20", "<objective>NaN"), None),

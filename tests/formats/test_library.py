@@ -83,10 +83,10 @@ def test_pixels_and_facts_are_openslides(path):
         np.testing.assert_array_equal(slide.associated_images["macro"].read(), macro)
 
 
-def test_who_reads_is_said(path):
+def test_reader_is_named(path):
     with open_slide(path) as slide:
         name, why = slide.decoder
-        assert (name, why) == ("OpenSlide", "it reads what has no decoder here")
+        assert (name, why) == ("OpenSlide", "this plugin has no decoder for its format")
 
 
 def test_a_converted_copy(path, tmp_path):
@@ -115,7 +115,7 @@ def test_a_changed_slide(path):
             slide.levels[0][...]
 
 
-def test_a_damaged_part_takes_no_other_with_it(tmp_path):
+def test_damaged_part_leaves_others_intact(tmp_path):
     write_vms(tmp_path / "slide.vms", damaged=True)
     with (
         open_slide(tmp_path / "slide.vms", threads=1) as slide,
@@ -137,7 +137,7 @@ def test_damaged_slides(tmp_path, name):
     if library == "libisyntax":
         pytest.importorskip("isyntax")
     (tmp_path / name).write_bytes(head)
-    with pytest.raises(UnsupportedSlideError, match=f"can't be opened by {library}"):
+    with pytest.raises(UnsupportedSlideError, match=f"{library} can't open"):
         open_slide(tmp_path / name)
 
 
@@ -151,12 +151,12 @@ def test_without_the_library(tmp_path, monkeypatch, name):
         open_slide(tmp_path / name)
 
 
-def test_a_sakura_slide_is_known_by_its_table(tmp_path):
+def test_sakura_slide_is_recognized_by_its_table(tmp_path):
     path = tmp_path / "slide.db"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE SVSlideDataXPO (OID INTEGER)")
     database.close()
-    with pytest.raises(UnsupportedSlideError, match="by OpenSlide"):
+    with pytest.raises(UnsupportedSlideError, match="OpenSlide can't open"):
         open_slide(path)
 
 
@@ -209,7 +209,7 @@ def test_isyntax_by_a_stand_in(tmp_path, monkeypatch):
         assert slide.associated_images["label"].read().shape == (20, 30, 3)
 
 
-@pytest.mark.parametrize("data", [b"", b"SQLite format 3\0", b"\xff\xd8\xff", bytes(128)])
+@pytest.mark.parametrize("data", [b"", b"SQLite format 3\0", b"GIF8", bytes(128)])
 def test_no_slide(tmp_path, data):
     path = tmp_path / "file.bin"
     path.write_bytes(data)

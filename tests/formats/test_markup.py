@@ -16,15 +16,15 @@ from napari_wsigpu.model.limits import limits
         '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>',
     ],
 )
-def test_what_is_no_xml_or_hostile(xml):
+def test_invalid_or_hostile_xml(xml):
     assert markup.parse(xml) is None
 
 
-def test_what_is_longer_than_any_honest_one():
+def test_too_long_xml():
     assert markup.parse(f'<a b="{"x" * limits.xml_bytes}"/>') is None
 
 
-def test_what_has_more_elements_than_any_honest_one(monkeypatch):
+def test_too_many_elements(monkeypatch):
     monkeypatch.setattr(limits, "xml_elements", 5)
     assert markup.parse(f"<a>{'<b></b>' * 4}</a>") is not None
     assert markup.parse(f"<a>{'<b></b>' * 5}</a>") is None
@@ -48,7 +48,7 @@ def test_nested(xml, expected):
     assert markup.nested(markup.parse(xml)) == expected
 
 
-def test_what_lies_too_deep_is_left_out():
+def test_too_deep_values_are_left_out():
     found = markup.nested(markup.parse("<a>" * 100_000 + "</a>" * 100_000))
     depth = 0
     while found:

@@ -262,7 +262,7 @@ HUGE = 'ModuloAlongZ Type="lifetime" Start="0" End="1e9" Step="1e-9"'
                 "</StructuredAnnotations>"),
     ],
 )  # fmt: skip
-def test_xml_that_is_no_guide(tmp_path, xml):
+def test_unusable_xml(tmp_path, xml):
     path = tmp_path / "slide.ome.tif"
     pixels, _ = write(path, xml)
     with open_slide(path) as slide:
@@ -283,7 +283,7 @@ def test_planes_in_this_very_file(tmp_path, attributes):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "x"])
-def test_an_impossible_size_of_pixels_is_told(tmp_path, value):
+def test_impossible_pixel_size_is_reported(tmp_path, value):
     path = tmp_path / "slide.ome.tif"
     write(path, ome_xml(MAIN.replace('PhysicalSizeY="0.5"', f'PhysicalSizeY="{value}"')))
     with open_slide(path) as slide:
@@ -307,7 +307,7 @@ def test_xml_without_an_image(tmp_path, xml):
     ["", '<TiffData IFD="0"><UUID FileName="other.ome.tif">urn:uuid:2</UUID></TiffData>'],
 )
 @pytest.mark.parametrize("others", [0, 1])
-def test_what_the_xml_says_of_the_only_image_of_a_size(tmp_path, planes, others):
+def test_xml_of_the_only_image_of_a_size(tmp_path, planes, others):
     """Though tifffile can't tell by it where planes lie."""
     image = (
         '<Image ID="Image:{0}"><Pixels ID="Pixels:{0}" DimensionOrder="XYCZT" Type="uint8" '

@@ -131,9 +131,9 @@ class TestPixels:
         assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
         with open_slide(tmp_path / "a.zarr") as slide:
             [problem] = slide.layout.problems
-        assert problem.startswith(f"It is of version {str(stated)!r} of OME-Zarr, which is not")
+        assert problem.startswith(f"The OME-Zarr version {str(stated)!r} is unknown")
 
-    def test_another_programs_version_is_not_that_of_ome_zarr(self, tmp_path):
+    def test_version_of_another_program_is_ignored(self, tmp_path):
         ome = write_image(tmp_path / "a.zarr", [moved(150, 120, 2)], version="0.4")
         write_group(tmp_path / "a.zarr", ome | {"version": "2024.1"}, "0.4")
         with open_slide(tmp_path / "a.zarr") as slide:
@@ -167,7 +167,7 @@ class TestPixels:
         assert_levels_are(tmp_path / "a.zarr", levels, axes)
         with open_slide(tmp_path / "a.zarr") as slide:
             hidden = {"t": 2, "z": 4}
-            assert slide.layout.hidden_planes == np.prod([hidden.get(a, 1) for a in axes]) - 1
+            assert slide.layout.other_planes == np.prod([hidden.get(a, 1) for a in axes]) - 1
 
     @pytest.mark.parametrize(
         "chunks", [(1, 1, 310), (1, 290, 1), (3, 17, 23), (3, 2000, 2000), (2, 290, 310)]
@@ -242,7 +242,7 @@ class TestPlanes:
         with open_slide(tmp_path / "a.zarr") as slide:
             assert slide.levels[0][0, 0, 0] == 2 * 64 * 64
 
-    def test_the_one_is_shown_that_the_rendering_names(self, tmp_path):
+    def test_plane_of_the_rendering_settings_is_shown(self, tmp_path):
         whole = np.arange(2 * 4 * 64 * 64).reshape(2, 4, 64, 64)
         more = {"omero": {"rdefs": {"defaultZ": 2, "defaultT": 1}}}
         write_image(tmp_path / "a.zarr", [whole, whole[:, ::2, ::2, ::2]], "tzyx", more=more)
@@ -251,7 +251,7 @@ class TestPlanes:
             np.testing.assert_array_equal(slide.levels[1][..., 0], whole[1, 2, ::2, ::2])
 
     @pytest.mark.parametrize("value", [4, -1, "2", None, 1.5, True])
-    def test_one_that_is_not_there_is_the_middle_one(self, tmp_path, value):
+    def test_missing_default_falls_back_to_the_middle(self, tmp_path, value):
         whole = np.arange(4 * 64 * 64).reshape(4, 64, 64)
         write_image(
             tmp_path / "a.zarr", [whole], "zyx", more={"omero": {"rdefs": {"defaultZ": value}}}
@@ -271,7 +271,7 @@ class TestColors:
         assert layout.channels == ()
 
     @pytest.mark.parametrize("axes", ["cyx", "yxc"])
-    def test_three_channels_of_8_bits_of_which_nothing_is_said_are_rgb(self, tmp_path, axes):
+    def test_three_unnamed_8_bit_channels_are_rgb(self, tmp_path, axes):
         pixels = moved(64, 64, dtype="uint8")
         pixels = np.moveaxis(pixels, 0, -1) if axes == "yxc" else pixels
         assert self.layout(tmp_path, pixels, axes).rgb
@@ -288,7 +288,7 @@ class TestColors:
             {"window": {"start": 10, "end": 100}},
         ],
     )
-    def test_channels_that_are_shown_otherwise_are_no_rgb(self, tmp_path, changed):
+    def test_channels_with_other_display_settings_are_not_rgb(self, tmp_path, changed):
         channels = [dict(channel) for channel in RGB["omero"]["channels"]]
         channels[1] |= changed
         more = {"omero": {"channels": channels}}
@@ -328,14 +328,14 @@ class TestColors:
             None,
         ],
     )
-    def test_what_is_wrong_is_left_aside(self, tmp_path, channel):
+    def test_invalid_values_are_ignored(self, tmp_path, channel):
         more = {"omero": {"channels": [channel, channel]}}
         layout = self.layout(tmp_path, moved(64, 64, 2), more=more)
         for index, found in enumerate(layout.channels):
             assert (found.name, found.color, found.window) == (f"channel {index}", None, None)
 
     @pytest.mark.parametrize("omero", [[], {"channels": 3}, {"channels": []}, "x"])
-    def test_channels_that_do_not_fit_are_left_aside(self, tmp_path, omero):
+    def test_mismatched_channels_are_ignored(self, tmp_path, omero):
         layout = self.layout(tmp_path, moved(64, 64, 2), more={"omero": omero})
         assert [channel.name for channel in layout.channels] == ["channel 0", "channel 1"]
 
@@ -362,7 +362,7 @@ class TestSpace:
     def test_no_units(self, tmp_path, units):
         layout = self.layout(tmp_path, lambda _: None, units=units)
         assert layout.mpp is None
-        assert "no known unit" in layout.problems[0]
+        assert "unknown unit" in layout.problems[0]
 
     def test_scales_of_all_levels_count_too(self, tmp_path):
         def change(image):
@@ -372,13 +372,13 @@ class TestSpace:
         assert layout.mpp == (2.5, 1.5)
         assert layout.downsamples == (1, 2)
 
-    def test_downsamples_are_what_scales_say(self, tmp_path):
+    def test_downsamples_follow_the_scales(self, tmp_path):
         def change(image):
             image["datasets"][1]["coordinateTransformations"][0]["scale"] = [1.01, 1.0]
 
         assert self.layout(tmp_path, change).downsamples == (1, pytest.approx(2.01))
 
-    def test_scales_that_contradict_sizes_do_not_count(self, tmp_path):
+    def test_scales_that_contradict_sizes_are_ignored(self, tmp_path):
         def change(image):
             image["datasets"][1]["coordinateTransformations"][0]["scale"] = [7, 7]
 
@@ -390,7 +390,7 @@ class TestSpace:
         "scale",
         [[0, 0], [float("nan"), 1], [1e300, 1], [1], "2", None, [1, 2, 3], [[1], [2]], {}],
     )
-    def test_scales_that_can_not_be(self, tmp_path, scale):
+    def test_invalid_scales(self, tmp_path, scale):
         def change(image):
             for dataset in image["datasets"]:
                 dataset["coordinateTransformations"] = [{"type": "scale", "scale": scale}]
@@ -398,7 +398,7 @@ class TestSpace:
         layout = self.layout(tmp_path, change)
         assert layout.mpp is None
         assert layout.downsamples == (1, 2)
-        assert "not possible" in layout.problems[0]
+        assert "invalid" in layout.problems[0]
 
     @pytest.mark.parametrize("steps", [[], None, "x", {"type": "scale"}])
     def test_no_scales(self, tmp_path, steps):
@@ -412,7 +412,7 @@ class TestSpace:
         "axes",
         [None, [], ["x"], "yx", [{"name": "y"}, {"name": "y"}], [1, 2], [{}, {}], ["y"] * 1000],
     )
-    def test_axes_that_can_not_be(self, tmp_path, axes):
+    def test_invalid_axes(self, tmp_path, axes):
         layout = self.layout(tmp_path, lambda image: image.update(axes=axes))
         assert (layout.levels[0].height, layout.levels[0].width) == (256, 200)
         assert "axes" in layout.problems[0]
@@ -429,9 +429,7 @@ class TestSpace:
 
     def test_axes_of_version_3_are_names(self, tmp_path):
         layout = self.layout(tmp_path, lambda image: image.update(axes=["y", "x"]))
-        assert layout.problems == (
-            "The size of a pixel has no known unit of length, so that none is given.",
-        )
+        assert layout.problems == ("The pixel size has an unknown unit of length and is ignored.",)
 
 
 class TestLevels:
@@ -447,7 +445,7 @@ class TestLevels:
         ["../b.zarr/0", "..", "a/../../b.zarr/0", "/etc", "C:\\x", "..\\b", "", None, 5, [], "a\0b",
          "9", "x" * 5000],
     )  # fmt: skip
-    def test_that_are_not_there_are_left_out(self, tmp_path, path):
+    def test_missing_ones_are_left_out(self, tmp_path, path):
         levels = halved(moved(128, 100), "cyx", 1)
         write_image(tmp_path / "b.zarr", levels)
         ome = write_image(tmp_path / "a.zarr", levels)
@@ -470,7 +468,7 @@ class TestLevels:
         assert [(level.width, level.height) for level in layout.levels] == [(200, 256), (100, 128)]
         assert len([text for text in layout.problems if "is left out" in text]) == 4
 
-    def test_very_many_are_not_looked_at(self, tmp_path):
+    def test_very_many_are_not_read(self, tmp_path):
         ome = write_image(tmp_path / "a.zarr", [moved(64, 64)])
         ome["multiscales"][0]["datasets"] *= 20_000
         write_group(tmp_path / "a.zarr", ome)
@@ -548,19 +546,19 @@ class TestFolders:
         with pytest.raises(CorruptSlideError, match=r"zarr\.json' "):
             describe(tmp_path / "a.zarr")
 
-    def test_damaged_metadata_are_not_quoted(self, tmp_path):
+    def test_damaged_metadata_is_not_quoted(self, tmp_path):
         write_image(tmp_path / "a.zarr", [moved(64, 64)])
         document = next((tmp_path / "a.zarr").glob("*/zarr.json"))
         found = json.loads(document.read_text())
         document.write_text(json.dumps({**found, "data_type": "Jane Doe"}))
-        with pytest.raises(CorruptSlideError, match="are damaged; get") as error:
+        with pytest.raises(CorruptSlideError, match="is damaged; get") as error:
             describe(tmp_path / "a.zarr")
         assert "Jane" not in str(error.value)
 
     @pytest.mark.parametrize("text", ['{"zarr_format": 7}', "{}"])
     def test_other_files_of_that_name(self, tmp_path, text):
         (tmp_path / "zarr.json").write_text(text)
-        with pytest.raises(NotASlideError, match="no Zarr hierarchy"):
+        with pytest.raises(NotASlideError, match="not a Zarr hierarchy"):
             describe(tmp_path / "zarr.json")
 
     def test_metadata_that_are_too_long(self, tmp_path):
@@ -597,7 +595,7 @@ class TestFolders:
         assert "a.zarr" in str(caught.value)
         assert len(str(caught.value)) < 700
 
-    def test_what_is_not_there(self, tmp_path):
+    def test_missing_folder(self, tmp_path):
         with pytest.raises(SlideNotFoundError):
             describe(tmp_path / "a.zarr")
 
@@ -607,7 +605,7 @@ class TestFolders:
         with pytest.raises(UnsupportedSlideError, match=r'pip install "napari-wsigpu\[zarr\]"'):
             describe(tmp_path / "a.zarr")
 
-    def test_metadata_that_nobody_writes(self, tmp_path):
+    def test_implausible_metadata(self, tmp_path):
         ome = write_image(tmp_path / "a.zarr", [moved(64, 64)])
         deep = json.loads('{"a":' * 900 + "1" + "}" * 900)
         text = "x\ud800y"
@@ -726,7 +724,7 @@ class TestCollections:
         return pictures
 
     @pytest.mark.parametrize("version", ["0.4", "0.5"])
-    def test_the_first_image_and_those_beside_it(self, tmp_path, version):
+    def test_first_and_associated_images(self, tmp_path, version):
         names = ("slide", "label image", "macro image", "other")
         pictures = self.write(tmp_path / "a.zarr", *names, version=version)
         with open_slide(tmp_path / "a.zarr") as slide:
@@ -741,7 +739,7 @@ class TestCollections:
             for name, image in slide.associated_images.items():
                 expected = np.moveaxis(pictures[f"{name} image"], 0, -1)
                 np.testing.assert_array_equal(image.read(), expected)
-            assert "1 further image(s)" in " ".join(slide.layout.problems)
+            assert "1 more image(s)" in " ".join(slide.layout.problems)
 
     def test_without_a_list_of_images(self, tmp_path):
         self.write(tmp_path / "a.zarr", "slide")
@@ -751,7 +749,7 @@ class TestCollections:
         assert len(describe(tmp_path / "a.zarr").levels) == 2
 
     @pytest.mark.parametrize("series", [["../b.zarr"], [5], ["9"]])
-    def test_images_that_are_not_there(self, tmp_path, series):
+    def test_missing_images(self, tmp_path, series):
         self.write(tmp_path / "a.zarr", "slide")
         write_group(tmp_path / "a.zarr/OME", {"series": series}, "0.4")
         with pytest.raises(CorruptSlideError, match=r"a\.zarr"):
@@ -759,7 +757,7 @@ class TestCollections:
 
 
 @pytest.mark.parametrize("listed", [["A/1", "C/7"], ["C/7"], ["A/1"], 5, [7]])
-def test_advice_for_a_plate_names_an_image_that_is_there(tmp_path, listed):
+def test_plate_error_names_an_existing_image(tmp_path, listed):
     folder = tmp_path / "p.zarr"
     wells = [{"path": path} for path in listed] if isinstance(listed, list) else listed
     write_group(folder, {"plate": {"wells": wells}})
@@ -770,7 +768,7 @@ def test_advice_for_a_plate_names_an_image_that_is_there(tmp_path, listed):
         open_slide(folder)
 
 
-def test_an_image_that_is_said_to_be_a_collection_too(tmp_path):
+def test_image_with_collection_metadata(tmp_path):
     """As large_image writes it."""
     pixels = moved(64, 80)
     write_image(tmp_path / "a.zarr", [pixels], more={"bioformats2raw.layout": 3})
@@ -865,7 +863,7 @@ class TestLabels:
     @pytest.mark.parametrize(
         "names", [["../.."], ["cells", "lost"], ["."], [None], ["cells"] * 1000]
     )
-    def test_that_can_not_be_are_left_out(self, tmp_path, names):
+    def test_impossible_ones_are_left_out(self, tmp_path, names):
         self.write(tmp_path)
         write_group(tmp_path / "a.zarr/labels", {"labels": names})
         layout = describe(tmp_path / "a.zarr")
@@ -881,7 +879,7 @@ class TestLabels:
         write_image(tmp_path / "a.zarr/labels/cells", [pixels])
         layout = describe(tmp_path / "a.zarr")
         assert layout.labels == ()
-        assert "numbers of objects" in layout.problems[0]
+        assert "a label image has one channel of integers" in layout.problems[0]
 
     def test_labels_of_labels_are_not_looked_for(self, tmp_path):
         self.write(tmp_path)

@@ -64,7 +64,7 @@ def test_converted(path, tmp_path, ending):
             np.testing.assert_array_equal(copy.levels[0][...], slide.levels[0][...])
 
 
-def test_a_gpu_leaves_it_to_the_cpu(path, host_gpu):
+def test_gpu_falls_back_to_the_cpu(path, host_gpu):
     write_palette(path, tile=(128, 128))
     with open_slide(path, "cpu") as slide, open_slide(path, "cuda") as by_gpu:
         expected = slide.levels[0][...]
@@ -75,7 +75,7 @@ def test_a_gpu_leaves_it_to_the_cpu(path, host_gpu):
 
 @pytest.mark.parametrize("compression", ["jpeg", "webp"])
 @pytest.mark.parametrize("bits", [2, 4])
-def test_pictures_of_8_bits_are_shown_so_whatever_the_tags_say(path, compression, bits):
+def test_8_bit_codecs_ignore_the_tags(path, compression, bits):
     channels = {"jpeg": 1, "webp": 3}[compression]
     tifffile.imwrite(path, slides.picture(90, 70, channels).squeeze(), compression=compression)
     expected = tifffile.imread(path)

@@ -117,7 +117,7 @@ def test_every_property_of_openslides_is_in_the_metadata(eight):
         assert {name: property_of(slide, name) for name in properties} == properties
 
 
-def test_of_an_attribute_given_twice_the_last_counts_as_for_openslide(tmp_path):
+def test_last_of_repeated_attributes_is_used_as_in_openslide(tmp_path):
     path = tmp_path / "slide.tiff"
     main = philips.whole_slide_image(
         philips.representations(philips.spacings(STEPS), [(300, 200)]),
@@ -132,7 +132,7 @@ def test_of_an_attribute_given_twice_the_last_counts_as_for_openslide(tmp_path):
         assert slide.metadata["scanner"] == "of the image UFS Scanner"
 
 
-def test_more_than_openslide_tells(eight):
+def test_metadata_beyond_openslide(eight):
     with open_slide(eight) as slide:
         found = slide.metadata["philips"]
         assert found["DICOM_PIXEL_SPACING_mm"] == [philips.ROW, philips.COLUMN]
@@ -225,7 +225,7 @@ def test_an_image_of_the_xml_is_the_jpeg_that_was_written(tmp_path):
         ).decode(),
     ],
 )
-def test_a_broken_image_of_the_xml_is_left_out(tmp_path, data):
+def test_damaged_image_in_the_xml_is_left_out(tmp_path, data):
     path = tmp_path / "slide.tiff"
     images = [
         philips.picture_object("LABELIMAGE", data),
@@ -239,7 +239,7 @@ def test_a_broken_image_of_the_xml_is_left_out(tmp_path, data):
         assert problem.startswith(f"The label image in the XML of '{path.name}'")
 
 
-def test_an_image_whose_jpeg_is_cut_short_is_named_when_it_is_read(tmp_path):
+def test_truncated_jpeg_is_named_on_reading(tmp_path):
     path = tmp_path / "slide.tiff"
     data = base64.b64decode(philips.base64_jpeg(LABEL))[:-60]
     small(path, images=[philips.picture_object("LABELIMAGE", base64.b64encode(data).decode())])
@@ -293,7 +293,7 @@ def test_the_objective_is_openslides(tmp_path, derivation):
 
 
 @pytest.mark.parametrize("derivation", ["levels=", "levels=,40", "levels=x", "levels=1.5"])
-def test_an_objective_that_cannot_be_is_not_given(tmp_path, derivation):
+def test_impossible_objective_is_omitted(tmp_path, derivation):
     path = tmp_path / "slide.tiff"
     small(path, xml=philips.description(philips.whole_slide_image(derivation=derivation)))
     assert describe(path).objective is None
@@ -324,7 +324,7 @@ BAD_SPACINGS = ["", "0.1", "0 0", "-1 1", "nan 1", "inf 1", "1e999 1", "a b", "1
 
 
 @pytest.mark.parametrize("text", BAD_SPACINGS)
-def test_a_spacing_that_cannot_be_gives_no_mpp(tmp_path, text):
+def test_impossible_spacing_gives_no_mpp(tmp_path, text):
     path = tmp_path / "slide.tiff"
     main = philips.whole_slide_image(
         philips.attribute("DICOM_PIXEL_SPACING", text),
@@ -370,7 +370,7 @@ def test_downsamples_are_rounded_as_openslide_does(tmp_path, step):
         ["0.002 0.002", "0.0021 0.0021", "0.006 0.006"],
     ],
 )
-def test_levels_whose_spacings_cannot_be_are_shown_with_padding(tmp_path, texts):
+def test_levels_with_impossible_spacings_keep_padding(tmp_path, texts):
     path = tmp_path / "slide.tiff"
     small(path, level_spacings=texts)
     with open_slide(path) as slide:
@@ -425,7 +425,7 @@ def test_a_slide_with_broken_xml_opens_with_padding(tmp_path, xml):
         np.testing.assert_array_equal(slide.levels[1][...], oracles.tifffile_page(path, 1))
 
 
-def test_levels_that_are_no_smaller_are_left_out_where_spacings_are_unknown(tmp_path):
+def test_levels_not_smaller_are_left_out_without_spacings(tmp_path):
     path = tmp_path / "slide.tiff"
     philips.write(path, slides.picture(256, 256), (1, 4, 8), tile=64, xml="")
     with open_slide(path) as slide:
@@ -471,7 +471,7 @@ def test_the_barcode_is_openslides(tmp_path, barcode, expected):
 
 
 @pytest.mark.parametrize("barcode", ["3311940", "!", "ä", "gA==", "A==="])
-def test_a_barcode_that_is_no_base64_text_is_a_problem(tmp_path, barcode):
+def test_barcode_that_is_not_base64_is_a_problem(tmp_path, barcode):
     path = tmp_path / "slide.tiff"
     texts = philips.representations(philips.spacings(STEPS), [(300, 200)])
     small(path, xml=philips.description(philips.whole_slide_image(texts), barcode=barcode))
@@ -496,7 +496,7 @@ def test_the_icc_profile_of_the_xml(tmp_path, nested):
         assert slide.metadata["icc_profile"] is True
 
 
-def test_the_icc_profile_of_the_tag_counts_more(tmp_path):
+def test_icc_profile_of_the_tag_takes_precedence(tmp_path):
     path = tmp_path / "slide.tiff"
     other = imagecodecs.cms_profile("gray")
     text = philips.attribute("DICOM_ICCPROFILE", base64.b64encode(other).decode())
@@ -549,7 +549,7 @@ def traced(run):
     return result, peak, kept
 
 
-def test_what_is_too_long_costs_little_and_is_not_kept(tmp_path, monkeypatch):
+def test_overlong_text_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(philips_xml, "LONGEST_PICTURE", 1 << 20)
     path = tmp_path / "slide.tiff"
     size = 8 << 20

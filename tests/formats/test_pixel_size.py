@@ -1,10 +1,14 @@
 """The size of pixels by all places of a TIFF that may say it."""
 
+import io
+import os
+
 import numpy as np
 import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.compat.tiffslide import TiffSlide
 from tests.writers import tiffbytes
 from tests.writers.tiffbytes import ASCII, RATIONAL, SHORT, UNDEFINED
 
@@ -61,7 +65,7 @@ VENDORS = {
 
 
 @pytest.mark.parametrize(("code", "text", "oracle"), VENDORS.values(), ids=VENDORS)
-def test_vendors_tags_count_before_the_resolution(tmp_path, code, text, oracle):
+def test_vendor_tags_take_precedence_over_resolution(tmp_path, code, text, oracle):
     path = write(tmp_path, {**SCREEN, code: (UNDEFINED, text)})
     expected = oracle(path)
     mpp, problems = read(path)
@@ -69,11 +73,41 @@ def test_vendors_tags_count_before_the_resolution(tmp_path, code, text, oracle):
     assert problems == ()
 
 
-def test_a_resolution_that_differs_is_said(tmp_path):
+HITACHI = "[SemImageFile]\r\nInstructName=SU8000\r\nImageName={}\r\nPixelSize=24.8\r\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-16"])
+def test_text_file_of_hitachi(tmp_path, monkeypatch, encoding):
+    """Bio-Formats reads the same section; a file of another picture or a pipe says nothing."""
+    path = write(tmp_path, SCREEN)
+    text = path.with_suffix(".txt")
+    text.write_bytes(HITACHI.format("SLIDE.tif").encode(encoding))
+    assert read(path) == ((0.0248, 0.0248), ())
+    monkeypatch.chdir(tmp_path)
+    with TiffSlide(io.BytesIO(path.read_bytes())) as slide:
+        assert slide.properties["tiffslide.mpp-x"] > 200  # 96 dpi
+    for other in (HITACHI.format("other.tif"), HITACHI.format("slide.tif")[2:], "", "\0" * 99):
+        text.write_bytes(other.encode(encoding))
+        assert read(path)[0] is None
+    text.unlink()
+    os.mkfifo(text)
+    assert read(path)[0] is None
+
+
+def test_aperio_description_of_a_file_without_tiles(tmp_path):
+    text = "Aperio Image Library v10\r\n80x64|AppMag = 20|MPP = 0.4990"
+    path = write(tmp_path, SCREEN, text)
+    assert read(path) == ((0.499, 0.499), ())
+    with open_slide(path, "cpu") as slide:
+        assert (slide.vendor, slide.objective) == ("generic-tiff", 20)
+    assert read(write(tmp_path, SCREEN, "Aperio|MPP = x|AppMag = -1"))[0] is None
+
+
+def test_contradictory_resolution_is_reported(tmp_path):
     centimetres = {282: (RATIONAL, 20000), 283: (RATIONAL, 20000), 296: (SHORT, 3)}
     mpp, [problem] = read(write(tmp_path, {**centimetres, 34682: (UNDEFINED, FEI)}))
     assert mpp == (0.0077, 0.0088)
-    assert "0.0077 µm by the tags of FEI, which counts, but 0.5 µm by the resolution" in problem
+    assert "0.0077 µm according to the tags of FEI, which is used, but 0.5 µm" in problem
 
 
 @pytest.mark.parametrize(
@@ -94,19 +128,19 @@ def test_senseless_tags(tmp_path, text, code, kind):
         (2, 96, "96 dpi"),
         (3, 72 / 2.54, "72 dpi"),
         (2, 1, "1 pixel an inch"),
-        (3, 1, "1 pixel a centimetre"),
+        (3, 1, "1 pixel a centimeter"),
         (None, 72, "72 dpi"),
     ],
 )
-def test_what_screens_have_measures_nothing(tmp_path, unit, dots, said):
+def test_screen_resolutions_are_ignored(tmp_path, unit, dots, said):
     more = {282: (RATIONAL, dots), 283: (RATIONAL, dots)} | ({296: (SHORT, unit)} if unit else {})
     mpp, [problem] = read(write(tmp_path, more))
     assert mpp is None
-    assert problem.startswith("The size of a pixel is unknown: the file says")
+    assert problem.startswith("The pixel size is unknown: the file states")
     assert said in problem
 
 
-def test_the_least_fraction_without_a_unit_says_nothing(tmp_path):
+def test_resolution_of_1_without_a_unit_is_ignored(tmp_path):
     more = {282: (RATIONAL, 1), 283: (RATIONAL, 1), 296: (SHORT, 1)}
     assert read(write(tmp_path, more)) == (None, ())
 
@@ -166,7 +200,7 @@ def test_each_axis_of_imagej_may_have_a_unit(tmp_path):
             {"PhysicalSizeX": 0.25, "PhysicalSizeY": 0.25},
             {282: (RATIONAL, 20000), 283: (RATIONAL, 20000), 296: (SHORT, 3)},
             (0.25, 0.25),
-            "0.25 µm by the OME-XML, which counts, but 0.5 µm",
+            "0.25 µm according to the OME-XML, which is used, but 0.5 µm",
         ),
         ({}, {34682: (UNDEFINED, FEI)}, (0.0077, 0.0088), ""),
     ],

@@ -96,7 +96,7 @@ def test_dicom_levels_without_all_planes_are_left_out(tmp_path):
         assert "it has 1 focal plane(s) instead of 4" in problem
 
 
-def test_dicom_frames_in_focus_at_other_depths_are_one_plane(tmp_path):
+def test_dicom_frames_focused_separately_are_one_plane(tmp_path):
     pixels = focal_planes()[0]
     dataset = dicomslides.instance(pixels, "raw", sparse=True)
     for index, group in enumerate(dataset.PerFrameFunctionalGroupsSequence):
@@ -147,7 +147,7 @@ def test_ndpi(tmp_path, by_level):
     ndpi.write(path, pages)
     with open_slide(path) as slide, tifffile.TiffFile(path) as file:
         assert (slide.planes.sizes, slide.planes.z, slide.planes.z_spacing) == ({"z": 4}, 1, 3.0)
-        assert slide.layout.hidden_planes == 3
+        assert slide.layout.other_planes == 3
         for z, depth in enumerate(sorted(depths)):
             plane = slide.plane(z)
             stored = {level.shape[1]: level for level in plane.levels if not level.computed}
@@ -186,7 +186,7 @@ def test_czi(tmp_path_factory, order, sizes):
                 np.testing.assert_array_equal(found[..., c], expected)
 
 
-def test_a_czi_whose_planes_are_of_other_extents(tmp_path):
+def test_czi_planes_of_different_extents(tmp_path):
     """A channel and a tile are there at one depth only; all planes are of the same size."""
     path = tmp_path / "a.czi"
     gray = slides.picture(40, 60, 1, "uint16")
@@ -211,7 +211,7 @@ def test_a_plane_that_a_czi_lacks(tmp_path):
     with open_slide(path, "cpu") as slide:
         assert (slide.planes.z, slide.planes.t, slide.levels[0][0, 0, 0]) == (0, 0, 1)
         assert slide.plane(1, 1).levels[0][0, 0, 0] == 2
-        with pytest.raises(PlaneError, match="no picture of the plane z = 1, t = 0"):
+        with pytest.raises(PlaneError, match="no image of the plane z = 1, t = 0"):
             slide.plane(1, 0)
 
 
@@ -345,7 +345,7 @@ def test_the_scale_of_imagej(tmp_path, unit, size):
         assert slide.mpp == (size and pytest.approx((0.25 * size, 0.5 * size)))
 
 
-def test_a_stack_with_fewer_pages_than_it_says(tmp_path):
+def test_stack_with_fewer_pages_than_declared(tmp_path):
     path = tmp_path / "a.tif"
     pixels = np.zeros((4, 20, 30), np.uint16)
     tifffile.imwrite(path, pixels, metadata={"axes": "ZYX"}, truncate=True, **MINISBLACK)
@@ -355,7 +355,10 @@ def test_a_stack_with_fewer_pages_than_it_says(tmp_path):
     with open_slide(path, "cpu") as slide:
         assert slide.planes.size_z == 1
         [problem] = slide.layout.problems
-        assert problem == "Its description of the shape (JSON) contradicts its pages, which count."
+        assert (
+            problem
+            == "The shape in the description (JSON) contradicts the pages; the pages are used."
+        )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_each_channel_comes_from_its_own_file(paths):
             assert slide.layout.problems == ()
 
 
-def test_a_sibling_that_changes_or_goes_is_noticed(paths):
+def test_changed_or_missing_sibling_is_noticed(paths):
     with open_slide(paths[0]) as slide:
         paths[1].write_bytes(paths[1].read_bytes() + b"more")
         with pytest.raises(SlideChangedError, match=paths[1].name):
@@ -61,7 +61,7 @@ def test_a_sibling_that_changes_or_goes_is_noticed(paths):
 
 @pytest.mark.parametrize("lost", [6000, CHANNELS[0].nbytes + 1])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_file_that_is_cut_off_is_not_read_on_in_the_next_one(tmp_path, number, lost):
+def test_truncated_file_does_not_continue_in_the_next(tmp_path, number, lost):
     paths = micromanager.write_ndtiff(tmp_path, CHANNELS)
     paths[number].write_bytes(paths[number].read_bytes()[:-lost])
     with open_slide(paths[0]) as slide:
@@ -70,7 +70,7 @@ def test_a_file_that_is_cut_off_is_not_read_on_in_the_next_one(tmp_path, number,
         assert not slide.level_array(0, tolerant=True)[...].any()
 
 
-def test_siblings_that_are_stored_in_another_way_are_refused(tmp_path):
+def test_siblings_of_another_encoding_are_refused(tmp_path):
     first, second, _ = micromanager.write_stack(tmp_path, CHANNELS)
     other = tmp_path / "other"
     other.mkdir()
@@ -88,7 +88,7 @@ def test_files_of_other_folders_are_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../b.tif", "/dev/null"])
-def test_files_that_an_index_names_elsewhere_are_not_opened(tmp_path, monkeypatch, name):
+def test_index_entries_in_other_folders_are_not_opened(tmp_path, monkeypatch, name):
     (tmp_path / "here").mkdir()
     first, *_ = micromanager.write_ndtiff(tmp_path / "here", CHANNELS, ("a.tif", "b.tif"))
     index = tmp_path / "here" / "NDTiff.index"
@@ -116,15 +116,13 @@ def test_a_pipe_is_no_file_of_a_stack(tmp_path, write, name):
     os.mkfifo(tmp_path / name)
     holder = os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK)  # so that none waits to open it
     try:
-        with pytest.raises(CorruptSlideError, match="another file is no regular file"):
+        with pytest.raises(CorruptSlideError, match="one of which is not a regular file"):
             open_slide(first)
     finally:
         os.close(holder)
 
 
-def test_a_stack_that_claims_too_many_planes_is_refused_before_they_are_listed(
-    tmp_path, monkeypatch
-):
+def test_stack_of_too_many_planes_is_refused_before_listing(tmp_path, monkeypatch):
     first, *_ = micromanager.write_stack(tmp_path, CHANNELS, {"Frames": 10**8})
     monkeypatch.setattr(tifffile.TiffFile, "series", property(lambda file: pytest.fail("listed")))
     with pytest.raises(UnsupportedSlideError, match="claims 300000000 planes"):
@@ -132,9 +130,7 @@ def test_a_stack_that_claims_too_many_planes_is_refused_before_they_are_listed(
 
 
 @pytest.mark.parametrize("number", ["100000002", '"100000002"', "-100000000"])
-def test_an_index_that_claims_too_many_planes_is_refused_before_they_are_listed(
-    tmp_path, monkeypatch, number
-):
+def test_index_of_too_many_planes_is_refused_before_listing(tmp_path, monkeypatch, number):
     first, *_ = micromanager.write_ndtiff(tmp_path, CHANNELS)
     index = tmp_path / "NDTiff.index"
     old, new = b'{"channel": 2}', b'{"channel": %b}' % number.encode()
@@ -165,19 +161,19 @@ def test_an_index_with_a_text_longer_than_itself_takes_no_memory(tmp_path, text)
         tracemalloc.stop()
 
 
-def test_a_plane_that_the_index_names_twice_is_said(tmp_path):
+def test_plane_listed_twice_is_reported(tmp_path):
     first, *_ = micromanager.write_ndtiff(tmp_path, CHANNELS)
     index = tmp_path / "NDTiff.index"
     index.write_bytes(index.read_bytes().replace(b'{"channel": 2}', b'{"channel": 1}'))
     with open_slide(first) as slide:
         assert slide.layout.problems == (
-            "Of 1 plane(s) the index names several images; the last is shown.",
+            "The index lists 1 duplicate image(s); the last one of a plane is shown.",
         )
         np.testing.assert_array_equal(slide.levels[0][..., 1], CHANNELS[2])
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_file_alone_shows_its_own_planes_and_says_so(tmp_path, remote):
+def test_single_file_of_a_stack_shows_its_planes(tmp_path, remote):
     paths = micromanager.write_stack(tmp_path, CHANNELS)
     if not remote:
         for path in paths[:1] + paths[2:]:
@@ -187,32 +183,34 @@ def test_a_file_alone_shows_its_own_planes_and_says_so(tmp_path, remote):
         with open_slide(path) as slide:
             np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[1])
             [problem] = slide.layout.problems
-            assert problem.startswith("The stack has 3 planes, but its files here hold 1;")
+            assert problem.startswith(
+                "The stack has 3 planes, but the files in this folder hold 1;"
+            )
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_file_of_ndtiff_without_its_index_says_so(tmp_path, remote):
+def test_ndtiff_file_without_its_index(tmp_path, remote):
     first, _ = micromanager.write_ndtiff(tmp_path, CHANNELS)
     if not remote:
         (tmp_path / "NDTiff.index").unlink()
     with RangeServer(tmp_path) as server, open_slide(server.url("a.tif") if remote else first) as s:
         np.testing.assert_array_equal(s.levels[0][..., 0], CHANNELS[0])
         [problem] = s.layout.problems
-        assert problem.startswith("It is one file of an NDTiff stack, whose index")
+        assert problem.startswith("The file is part of an NDTiff stack, whose index")
 
 
-def test_a_copy_of_an_ome_file_that_is_cut_off_is_named_itself(tmp_path):
+def test_truncated_ome_file_is_named(tmp_path):
     whole, *_, cut = stacks.write_ome_files(tmp_path, stacks.stack())
     os.truncate(cut, cut.stat().st_size // 2)
     with open_slide(whole) as slide:  # the planes of its own
         first, _ = slide.layout.problems
-        assert first.startswith("The OME-XML says that planes lie in 3 other file(s)")
-    with pytest.raises(CorruptSlideError, match=f"{cut.name}' is cut off: its list of images"):
+        assert first.startswith("The OME-XML refers to planes in 3 other file(s)")
+    with pytest.raises(CorruptSlideError, match=f"{cut.name}' is truncated: its list of images"):
         open_slide(cut)
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_ome_with_planes_that_no_file_has_says_so(tmp_path, several):
+def test_ome_with_missing_planes(tmp_path, several):
     path = tmp_path / "a.ome.tif"
     paths = [path]
     if several:
@@ -223,12 +221,12 @@ def test_ome_with_planes_that_no_file_has_says_so(tmp_path, several):
         each.write_bytes(each.read_bytes().replace(b'SizeT="2"', b'SizeT="7"'))
     with open_slide(paths[0]) as slide:
         [problem] = slide.layout.problems
-        assert problem.startswith("The stack has 70 planes, but its files here hold 20;")
+        assert problem.startswith("The stack has 70 planes, but the files in this folder hold 20;")
         with pytest.raises(SlideError, match="missing"):
             slide.read_region((0, 0), 0, (8, 8), t=6)
 
 
-def test_ome_that_does_not_say_where_planes_lie(tmp_path):
+def test_ome_without_plane_positions(tmp_path):
     path = tmp_path / "a.ome.tif"
     stacks.write_ome(path, stacks.stack())
     data = path.read_bytes()
@@ -237,7 +235,7 @@ def test_ome_that_does_not_say_where_planes_lie(tmp_path):
     path.write_bytes(data.replace(place, bytes(len(place)).replace(b"\0", b" ")))
     with open_slide(path) as slide:
         assert slide.layout.problems == (
-            "The OME-XML tells of 20 planes, but not where in the file they lie: 1 of them can be "
+            "The OME-XML declares 20 planes without their positions in the file; 1 of them can be "
             "shown.",
         )
 
@@ -265,7 +263,7 @@ def companions(tmp_path_factory):
     return folder, stacks.write_ome_files(folder, stacks.stack(), COMPANION)
 
 
-def test_what_a_companion_says_is_that_of_each_file_and_of_itself(companions):
+def test_companion_describes_each_of_its_files(companions):
     folder, paths = companions
     xml = (folder / COMPANION).read_text("utf-8")
     with tifffile.TiffFile(paths[0], omexml=xml) as file:
@@ -336,7 +334,7 @@ def pipe(companion):
 @pytest.mark.parametrize(
     "change", [gone, broken, of_entities, of_others, binary_only, of_no_file, "long", pipe]
 )
-def test_a_companion_that_is_no_guide_is_said(tmp_path, monkeypatch, change):
+def test_unusable_companion_is_reported(tmp_path, monkeypatch, change):
     paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
     if change == "long":
         monkeypatch.setattr(limits, "header_bytes", 16 * 400)
@@ -345,18 +343,18 @@ def test_a_companion_that_is_no_guide_is_said(tmp_path, monkeypatch, change):
     with open_slide(paths[0]) as slide:
         np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[0])
         [problem] = slide.layout.problems
-        assert problem.startswith("The OME-XML lies in another file, which is not read as it")
+        assert problem.startswith("The OME-XML is in another file, which is missing from this")
         assert COMPANION not in problem
 
 
-def test_a_companion_is_looked_for_in_the_same_folder_alone(tmp_path):
+def test_companion_is_read_from_the_same_folder_only(tmp_path):
     [path, *_] = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
     for name in (str(tmp_path / COMPANION), f"../{tmp_path.name}/{COMPANION}"):
         xml = f'<OME xmlns="{stacks.OME}"><BinaryOnly MetadataFile="{name}"/></OME>'
         tifffile.imwrite(path, CHANNELS[0], description=xml, metadata=None)
         with open_slide(path) as slide:
             [problem] = slide.layout.problems
-            assert problem.startswith("The OME-XML lies in another file")
+            assert problem.startswith("The OME-XML is in another file")
 
 
 def nested(companion):
@@ -367,7 +365,7 @@ def nested(companion):
 @pytest.mark.parametrize(
     "change", [broken, of_entities, binary_only, of_no_file, nested, "long", "alone"]
 )
-def test_a_companion_without_a_file_that_it_describes_is_refused(tmp_path, monkeypatch, change):
+def test_companion_without_its_files_is_refused(tmp_path, monkeypatch, change):
     paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
     if change == "long":
         monkeypatch.setattr(limits, "header_bytes", 16 * 400)
@@ -380,14 +378,14 @@ def test_a_companion_without_a_file_that_it_describes_is_refused(tmp_path, monke
         open_slide(tmp_path / COMPANION)
 
 
-def test_a_companion_that_names_a_file_thousands_of_times_is_soon_refused(tmp_path):
+def test_companion_with_thousands_of_references_is_refused_early(tmp_path):
     [path, *_] = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
     plane = f'<TiffData><UUID FileName="{path.name}">urn:uuid:1</UUID></TiffData>'
     pixels = f'<Pixels SizeX="9" SizeY="9">{plane * 4000}</Pixels>'
     xml = f'<OME xmlns="{stacks.OME}"><BinaryOnly/><Image>{pixels}</Image></OME>'
     (tmp_path / COMPANION).write_text(xml)
     begin = time.process_time()
-    with pytest.raises(SlideError, match="none of which lies beside it"):
+    with pytest.raises(SlideError, match="none of which is in its folder"):
         open_slide(tmp_path / COMPANION)
     assert time.process_time() - begin < 2
 
@@ -429,19 +427,19 @@ def elsewhere(paths):
 
 
 @pytest.mark.parametrize("change", [away, damaged, elsewhere])
-def test_ome_files_that_are_not_beside_it_are_said(tmp_path, change):
+def test_missing_ome_files_are_reported(tmp_path, change):
     paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None])
     change(paths)
     with open_slide(paths[0]) as slide:
         np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[0])
         [problem] = slide.layout.problems
-        assert "planes lie in 2 other file(s), which are not shown; have all of them" in problem
+        assert "planes in 2 other file(s), which are not shown; copy all of them" in problem
 
 
-def test_planes_that_may_be_no_channels_are_said(tmp_path):
+def test_possible_planes_among_channels_are_reported(tmp_path):
     paths = stacks.write_ome_files(tmp_path, stacks.stack()[:, :2])
     paths[1].unlink()
     with open_slide(paths[0]) as slide:
         assert [channel.name for channel in slide.channels] == ["channel 0", "channel 1"]
         assert slide.mpp == (0.5, 0.5)
-        assert slide.layout.problems[1].endswith("as channels in its order, which may be planes.")
+        assert slide.layout.problems[1].endswith("as channels, in file order; they may be planes.")

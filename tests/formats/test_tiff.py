@@ -47,7 +47,7 @@ TEXTS = {
 
 class TestTags:
     @pytest.mark.parametrize("unit", [None, 1, 2, 3, 9])
-    def test_all_that_openslide_reports(self, tmp_path, unit):
+    def test_metadata_equals_openslide(self, tmp_path, unit):
         more = {code: (ASCII, text) for code, text in TEXTS.items()}
         values = {282: 40000.5, 283: 3, 286: 0.25, 287: 1 / 3}
         more |= {code: (RATIONAL, value) for code, value in values.items()}
@@ -178,18 +178,18 @@ class TestPyramids:
         pixels = np.moveaxis(slides.picture(100, 150, 6, "uint16"), -1, 0)
         slides.write_pyramid(path, pixels, (), metadata={"axes": axes}, photometric="minisblack")
         with open_slide(path) as slide:
-            assert slide.layout.hidden_planes == hidden
+            assert slide.layout.other_planes == hidden
             shown = {"ZYX": pixels[3:4], "TYX": pixels[:1], "CYX": pixels}
             expected = shown[axes]
             assert_levels(slide, [np.moveaxis(expected, 0, -1)])
 
-    def test_of_a_stack_of_channels_the_middle_plane_is_shown(self, tmp_path):
+    def test_middle_plane_of_a_channel_stack_is_shown(self, tmp_path):
         path = tmp_path / "slide.ome.tif"
         pixels = slides.picture(100, 150, 24, "uint16").reshape(100, 150, 2, 3, 4)
         pixels = np.ascontiguousarray(np.moveaxis(pixels, (0, 1), (-2, -1)))  # T, C, Z, Y, X
         slides.write_pyramid(path, pixels, (), metadata={"axes": "TCZYX"}, photometric="minisblack")
         with open_slide(path) as slide:
-            assert slide.layout.hidden_planes == 7
+            assert slide.layout.other_planes == 7
             assert_levels(slide, [np.moveaxis(pixels[0, :, 2], 0, -1)])
 
     def test_levels_that_differ_are_refused(self, tmp_path):
@@ -221,14 +221,14 @@ class TestColours:
 
     @pytest.mark.parametrize("compression", [1, 5, 8, 32773, 34887, 34925, 50000])
     @pytest.mark.parametrize("planar", [False, True])
-    def test_ycbcr_that_no_codec_converts_is_refused(self, tmp_path, compression, planar):
+    def test_unconvertible_ycbcr_is_refused(self, tmp_path, compression, planar):
         pixels = slides.picture(80, 90, 3)
         path = write(tmp_path, page(pixels, compression=compression, photometric=6, planar=planar))
-        with pytest.raises(UnsupportedSlideError, match=r"its colours, YCbCr.*convert it"):
+        with pytest.raises(UnsupportedSlideError, match=r"YCbCr colors.*convert it"):
             open_slide(path)
 
     @pytest.mark.parametrize(("photometric", "name"), [(5, "SEPARATED"), (8, "CIELAB")])
-    def test_other_colours_are_said_not_to_be_converted(self, tmp_path, photometric, name):
+    def test_unconverted_colours_are_reported(self, tmp_path, photometric, name):
         pixels = slides.picture(80, 90, 4 if photometric == 5 else 3)
         with open_slide(write(tmp_path, page(pixels, photometric=photometric))) as slide:
             [problem] = slide.layout.problems
@@ -236,7 +236,7 @@ class TestColours:
             assert_levels(slide, [pixels])
 
     @pytest.mark.parametrize("orientation", range(1, 9))
-    def test_a_picture_that_is_not_turned_says_so(self, tmp_path, orientation):
+    def test_unapplied_orientation_is_reported(self, tmp_path, orientation):
         item = page(slides.picture(80, 90, 3), more={274: (SHORT, orientation)})
         with open_slide(write(tmp_path, item)) as slide:
             said = [text for text in slide.layout.problems if f"orientation {orientation}" in text]
@@ -359,7 +359,7 @@ class TestRefused:
             slide.read_region((0, 0), (1, 1))
 
     @pytest.mark.parametrize("compression", ["jpeg", "zlib", "none"])
-    def test_a_truncated_copy_says_how_much_of_it_is_there(self, tmp_path, compression):
+    def test_truncated_copy_reports_what_is_left(self, tmp_path, compression):
         pixels, path = slides.picture(96, 128), tmp_path / "slide.tif"
         tifffile.imwrite(path, pixels, tile=(32, 32), compression=compression, photometric="rgb")
         with tifffile.TiffFile(path) as file:
@@ -367,14 +367,14 @@ class TestRefused:
             whole = file.asarray()
         size, end = starts[9] + counts[9] // 2, starts[-1] + counts[-1]
         os.truncate(path, size)
-        figures = f"{size} of at least {end} bytes are there"
+        figures = f"{size} of at least {end} bytes"
         with open_slide(path) as slide:
             [problem] = slide.layout.problems
-            assert problem.startswith(f"The file is cut off ({figures}), so that 3 of its 12 tiles")
+            assert problem.startswith(f"The file is truncated ({figures}): 3 of its 12 tiles")
             np.testing.assert_array_equal(slide.read_region((0, 0), (128, 64)), whole[:64])
             with pytest.raises(TileError, match="row 2, column 1") as caught:
                 slide.read_region((0, 0), (128, 96))
-        assert caught.value.failures[0][1] == f"the file is cut off ({figures})"
+        assert caught.value.failures[0][1] == f"the file is truncated ({figures})"
         assert "(and 2 more tiles)" in str(caught.value)
 
     def test_one_more_tile_is_one(self):
@@ -383,11 +383,11 @@ class TestRefused:
 
     def test_all_tiles_beyond_the_end(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))
-        with pytest.raises(CorruptSlideError, match="cut off"):
+        with pytest.raises(CorruptSlideError, match="truncated"):
             open_slide(path)
 
 
-def test_a_larger_picture_beside_the_slide_is_not_taken_for_it(tmp_path):
+def test_larger_associated_image_is_not_the_slide(tmp_path):
     path = tmp_path / "slide.tif"
     with tifffile.TiffWriter(path) as file:
         file.write(slides.picture(64, 96), photometric="rgb", description="A slide")
@@ -401,7 +401,7 @@ def test_a_larger_picture_beside_the_slide_is_not_taken_for_it(tmp_path):
 
 
 @pytest.mark.parametrize("height", [0, 1])
-def test_a_level_that_is_left_of_a_larger_one_is_said_to_be_no_whole(tmp_path, height):
+def test_reduced_image_without_its_base_is_reported(tmp_path, height):
     pixels = slides.picture(64, 96)
     pages = [
         tiffbytes.page(pixels[::step, ::step], bytes, subfile_type=int(step > 1))
@@ -415,7 +415,7 @@ def test_a_level_that_is_left_of_a_larger_one_is_said_to_be_no_whole(tmp_path, h
     with open_slide(path) as slide:
         assert slide.level_dimensions == ((48, 32), (24, 16))
         [problem] = slide.layout.problems
-        assert problem.startswith("Its largest image says to be a reduced one of another")
+        assert problem.startswith("The largest image is marked as a reduced version of another one")
 
 
 def test_an_image_that_is_named_many_times_is_counted_as_often(tmp_path):
@@ -508,11 +508,11 @@ class TestImagesThatAreEachLookedAt:
         with pytest.raises(UnsupportedSlideError, match=r"claims 12 images .* the limit is 11;"):
             open_slide(path)
 
-    def test_so_many_alike_are_not_looked_at(self, tmp_path, monkeypatch):
+    def test_many_similar_images_are_allowed(self, tmp_path, monkeypatch):
         path = self.write(tmp_path / "a.tif")
         monkeypatch.setattr(limits, "pages", 11)
         with open_slide(path) as slide:
-            assert slide.layout.hidden_planes == 11
+            assert slide.layout.other_planes == 11
 
     def test_a_large_file_may_have_more(self, tmp_path, monkeypatch):
         path = self.write(tmp_path / "a.tif", first=15)

@@ -91,7 +91,7 @@ def test_another_software_or_an_untiled_page_is_no_trestle_slide(path):
 
 
 @pytest.mark.parametrize("number", [(SHORT, 3), (ASCII, "0.4"), (RATIONAL, 0)])
-def test_resolution_tags_that_say_nothing(path, number):
+def test_default_resolution_tags_are_ignored(path, number):
     first, *others = (
         tiffbytes.page(pixels, tiffbytes.deflate, compression=8, description=trestle.TEXT)
         for pixels in stored()
@@ -106,11 +106,11 @@ def test_resolution_tags_that_say_nothing(path, number):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("OverlapsXY=a b", "no number"),
-        ("OverlapsXY=-5 3", "no number"),
-        ("OverlapsXY=1e3 nan", "no number"),
-        ("OverlapsXY=48 0", "more than their size"),
-        (f"OverlapsXY={10**30} {10**30}", "more than their size"),
+        ("OverlapsXY=a b", "not a number"),
+        ("OverlapsXY=-5 3", "not a number"),
+        ("OverlapsXY=1e3 nan", "not a number"),
+        ("OverlapsXY=48 0", "larger than the tiles"),
+        (f"OverlapsXY={10**30} {10**30}", "larger than the tiles"),
         (f"OverlapsXY={'9' * 5000} 1", None),
         ("OverlapsXY=8", None),
         ("OverlapsXY=" + "1 " * 2000, None),

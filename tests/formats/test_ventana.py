@@ -88,7 +88,7 @@ class TestFocalPlanes:
             assert slide.layout.problems == ()
             planes = slide.planes
             assert (planes.size_z, planes.z, planes.z_spacing) == (count, order.index(0), 1.5)
-            assert slide.layout.hidden_planes == count - 1
+            assert slide.layout.other_planes == count - 1
             np.testing.assert_array_equal(slide.levels[0][...], openslide_level(path, 0))
             for z, layer in enumerate(order):
                 scan = self.SCAN.format(1).replace("<iScan ", f"<iScan {model}")
@@ -107,7 +107,9 @@ class TestFocalPlanes:
         path.write_bytes(content)
         with open_slide(path) as slide:
             assert slide.level_count == 2
-            assert slide.layout.problems == ("1 level(s) with other focal planes are left out.",)
+            assert slide.layout.problems == (
+                "1 level(s) with a different number of focal planes are left out.",
+            )
 
     @pytest.mark.parametrize("depth", [0, 4, 1 << 30])
     def test_more_than_the_file_has_tiles_for(self, path, depth):
@@ -124,7 +126,7 @@ def test_the_overlap_is_the_mean_by_confidence(path):
     assert equals_openslide(path) == 3
 
 
-def test_areas_lie_apart_on_white(path):
+def test_separate_areas_on_white(path):
     areas = [
         Area((2, 2), first=(0, 0), place=(40, 120), overlap=(8, 4)),
         Area((3, 2), first=(2, 2), place=(160.0, 8), overlap=(8, 4)),
@@ -139,7 +141,7 @@ def test_areas_lie_apart_on_white(path):
             np.testing.assert_array_equal(slide.levels[level][index], expected)
 
 
-def test_areas_that_were_not_scanned_are_no_part(path):
+def test_unscanned_areas_are_no_parts(path):
     areas = [Area((3, 2), overlap=(8, 4)), Area((2, 2), first=(3, 0), scanned=0)]
     ventana.write(path, stored(5, 2), ventana.stitching(areas))
     assert equals_openslide(path) == 3
@@ -277,24 +279,30 @@ BOMB = '<!DOCTYPE e [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]><EncodeInf
         (GOOD[:-30], "can't be read"),
         (BOMB, "declares entities"),
         (b"<EncodeInfo a='\xff\xfe'>", "can't be read"),
-        ("<Other/>", "where its scanned areas lie"),
-        (GOOD.replace("AOI0", "AOI0/><AOI1"), "where its scanned areas lie"),
+        ("<Other/>", "positions of its scanned areas"),
+        (GOOD.replace("AOI0", "AOI0/><AOI1"), "positions of its scanned areas"),
         (GOOD.replace('AOIScanned="1"', 'AOIScanned="0"'), "no scanned area"),
-        (GOOD.replace('NumCols="5"', 'NumCols="1000000000000"'), "beyond the file's tiles"),
+        (GOOD.replace('NumCols="5"', 'NumCols="1000000000000"'), "beyond the tiles of the file"),
         (GOOD.replace('NumCols="5"', 'NumCols="0"'), "no tiles"),
         (GOOD.replace('NumCols="5"', 'NumCols="4.5"'), "not whole"),
         (GOOD.replace('OriginX="0"', 'OriginX="-48"'), "no tiles"),
-        (GOOD.replace('OriginX="0"', 'OriginX="7"'), "another size"),
-        (GOOD.replace('Width="48"', 'Width="0"'), "another size"),
+        (GOOD.replace('OriginX="0"', 'OriginX="7"'), "differ in size"),
+        (GOOD.replace('Width="48"', 'Width="0"'), "differ in size"),
         (GOOD.replace('Pos-X="0"', 'Pos-X="nan"'), "missing or wrong"),
-        (GOOD.replace('Pos-X="0"', 'Pos-X="1e15"'), "where no slide is"),
-        (GOOD.replace('Pos-X="0"', 'Pos-X="-500"'), "where no slide is"),
+        (GOOD.replace('Pos-X="0"', 'Pos-X="1e15"'), "outside any slide"),
+        (GOOD.replace('Pos-X="0"', 'Pos-X="-500"'), "outside any slide"),
         (GOOD.replace('Pos-X="0"', 'Pos-X="-50"'), None),
-        (GOOD.replace('OverlapX="8"', 'OverlapX="48"'), "joint(s) of tiles contradict"),
-        (GOOD.replace('OverlapX="8"', 'OverlapX="nan"'), "joint(s) of tiles contradict"),
-        (GOOD.replace('Direction="UP"', 'Direction="NORTH"'), "joint(s) of tiles contradict"),
-        (GOOD.replace('Tile1="1"', 'Tile1="999"'), "joint(s) of tiles contradict"),
-        (GOOD.replace('Confidence="99"', 'Confidence="-1"'), "joint(s) of tiles contradict"),
+        (GOOD.replace('OverlapX="8"', 'OverlapX="48"'), "overlap(s) of tiles are inconsistent"),
+        (GOOD.replace('OverlapX="8"', 'OverlapX="nan"'), "overlap(s) of tiles are inconsistent"),
+        (
+            GOOD.replace('Direction="UP"', 'Direction="NORTH"'),
+            "overlap(s) of tiles are inconsistent",
+        ),
+        (GOOD.replace('Tile1="1"', 'Tile1="999"'), "overlap(s) of tiles are inconsistent"),
+        (
+            GOOD.replace('Confidence="99"', 'Confidence="-1"'),
+            "overlap(s) of tiles are inconsistent",
+        ),
         (GOOD.replace('Confidence="99"', 'Confidence="0"'), None),
     ],
 )
@@ -316,12 +324,12 @@ def test_hostile_joints(path, encoded, problem):
     [
         ("<iScan", "can't be read"),
         ("<Metadata><Other a='<iScan'/></Metadata>", "can't be read"),
-        ("<Metadata><Other><iScan/></Other></Metadata>", "no properties"),
+        ("<Metadata><Other><iScan/></Other></Metadata>", "no element iScan"),
         (b"<iScan a='\xff\x80'/>", None),
         ("<iScan ScanRes='0' Magnification='-20' ScanWhitePoint='300'/>", None),
         ("<iScan ScanRes='nan' Magnification='1e999' ScanWhitePoint='x'/>", None),
         (f"<iScan ScanRes='{'9' * (1 << 20)}'/>", None),
-        ("<iScan Z-layers='3'/>", "The file says to have 3 focal plane(s), but holds 1."),
+        ("<iScan Z-layers='3'/>", "The file declares 3 focal plane(s), but holds 1."),
     ],
 )
 def test_hostile_properties(path, scan, problem):

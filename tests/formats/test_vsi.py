@@ -81,6 +81,16 @@ def check_by_slideio(path):
             np.testing.assert_array_equal(read.reshape(part.shape), part)
 
 
+@pytest.mark.parametrize("side", [410.0, float("nan"), float("inf"), 1e300])
+def test_a_size_in_floating_point(path, side):
+    write_brightfield(path)
+    vsis.vsi(path, vsis.image((410, 300), boundary=(0.0, 0.0, side, 300.0)))
+    with open_slide(path, "cpu") as slide:
+        # Without a possible size, the tiles of 64 x 64 pixels give it.
+        assert slide.dimensions == ((410, 300) if side == 410 else (448, 320))
+        assert len(slide.layout.problems) == (side != 410)
+
+
 def test_a_real_slide():
     path = shared_slide("found/vsi-ets-test-jpg2k.vsi")
     check_by_slideio(path)
@@ -88,7 +98,7 @@ def test_a_real_slide():
         assert [channel.name for channel in slide.channels] == ["C405", "C488"]
         assert slide.mpp == pytest.approx((0.108333, 0.108333), rel=1e-4)
         assert slide.objective == 60
-        assert slide.layout.hidden_planes == 10
+        assert slide.layout.other_planes == 10
         assert slide.layout.problems == ()
 
 
@@ -150,7 +160,7 @@ def test_channels_and_planes(path):
     with open_slide(path, "cpu") as slide:
         np.testing.assert_array_equal(slide.levels[0][...], stack[..., 2])
         assert [channel.name for channel in slide.channels] == ["DAPI", "Cy3", "Cy5"]
-        assert slide.layout.hidden_planes == 4
+        assert slide.layout.other_planes == 4
     check_by_slideio(path)
 
 
@@ -186,6 +196,22 @@ def test_a_gpu(path, host_gpu):
         assert by_gpu.stats()["decoded"].get("nvimagecodec")
 
 
+def test_pixels_in_tiff_files(path):
+    """Newer scanners can store them so; the message says what to open."""
+    write_brightfield(path)
+    stack = path.parent / "_slide_" / "stack1"
+    (stack / "frame_t_0.tif").write_bytes(b"")
+    with open_slide(path, "cpu") as slide:
+        [problem] = slide.layout.problems
+    assert problem.startswith("1 TIFF file(s) of the slide are not read")
+    (stack / "frame_t.ets").unlink()
+    with pytest.raises(UnsupportedSlideError, match=r"open a TIFF file in .*'_slide_'"):
+        describe(path)
+    (stack / "frame_t_0.tif").unlink()
+    with pytest.raises(CorruptSlideError, match="is missing"):
+        describe(path)
+
+
 def test_missing_tiles_are_background(path):
     tiles = cut(slides.picture(128, 128), jpeg, 0)
     folder = path.parent / f"_{path.stem}_" / "stack1"
@@ -195,6 +221,16 @@ def test_missing_tiles_are_background(path):
         pixels = slide.levels[0][...]
         assert (pixels[:SIDE, SIDE:] == 255).all()
         assert (pixels[SIDE:, SIDE:] != 255).any()
+
+
+def test_files_of_later_scanners_that_hold_no_picture(path):
+    write_brightfield(path, jpeg_2000, compression=vsis.JPEG_2000)
+    blob = path.parent / "_slide_" / "stack10000" / "blob_21_f_Frame#0.ets"
+    blob.parent.mkdir()
+    blob.write_bytes(b"SIS\0" + bytes(300))
+    check_by_slideio(path)
+    with open_slide(path) as slide:
+        assert slide.layout.problems == ()
 
 
 def test_a_folder_left_behind(path):
@@ -220,9 +256,9 @@ def test_a_pipe_holds_no_tiles(path):
         os.close(holder)
 
 
-def test_a_compression_that_is_not_known(path):
+def test_unknown_compression(path):
     write_brightfield(path, compression=77)
-    with pytest.raises((UnsupportedSlideError, CorruptSlideError), match="not supported"):
+    with pytest.raises((UnsupportedSlideError, CorruptSlideError), match="unsupported kind"):
         open_slide(path)
 
 
@@ -244,7 +280,7 @@ def test_damage(tmp_path_factory, place, data, tags):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(-200, 200), st.integers(-200, 200), st.booleans(), st.booleans())
-def test_tiles_that_begin_elsewhere(tmp_path_factory, x, y, named, sparse):
+def test_tiles_with_an_origin(tmp_path_factory, x, y, named, sparse):
     """Their rows and columns count from an origin, and may be negative."""
     folder = tmp_path_factory.mktemp("vsi")
     path = folder / "a.vsi"

@@ -51,7 +51,7 @@ KEYS = ["vendor", "scanner", "scan_date", "barcode", "objective", "mpp", "backgr
 
 
 @pytest.mark.parametrize("region", [[0, 0, 0, 9], [-1, 0, 9, 9], [0, 0, True, 9], [0, 0, 9, 1e9]])
-def test_a_region_that_can_not_be_is_left_out(tmp_path, region):
+def test_impossible_region_is_left_out(tmp_path, region):
     for record in ({"region": region}, {"metadata": {"wsigpu": {"region": region}}}):
         with opened(tmp_path, record) as slide:
             assert slide.metadata["wsigpu"] == {"vendor": None}
@@ -68,7 +68,7 @@ def test_a_wrong_value_is_left_out(tmp_path, key):
             assert len(slide.channels) == 1
 
 
-def test_what_is_right(tmp_path):
+def test_record_values_are_used(tmp_path):
     record = {
         "scanner": "Maker Model", "objective": 40, "mpp": [0.25, 0.5], "background": 7,
         "channels": [{"name": "DAPI", "color": "#0000ff"}], "metadata": {"maker": {"a": "b"}},

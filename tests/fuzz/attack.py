@@ -108,19 +108,22 @@ def examine(path: Path) -> list[Finding]:
 def _soil_memory() -> None:
     """Have memory that pixels are put into filled with another number each time it is taken."""
     numbers = cycle(range(1, 251))
-    take, empty = TileMemory.take, RegionMemory.empty
+    allocate, empty = TileMemory.allocate, RegionMemory.empty
 
-    def taken(memory: TileMemory, size: int) -> NDArray[np.uint8]:
-        room = take(memory, size)
-        room.fill(next(numbers))
-        return room
+    def allocated(memory: TileMemory, size: int) -> NDArray[np.uint8]:
+        block = allocate(memory, size)
+        block.fill(next(numbers))
+        return block
 
     def emptied(memory: RegionMemory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         pixels = empty(memory, shape, dtype)
         pixels.reshape(-1).view(np.uint8).fill(next(numbers))
         return pixels
 
-    for kind, name, soiled in ((TileMemory, "take", taken), (RegionMemory, "empty", emptied)):
+    for kind, name, soiled in (
+        (TileMemory, "allocate", allocated),
+        (RegionMemory, "empty", emptied),
+    ):
         setattr(kind, name, soiled)
 
 

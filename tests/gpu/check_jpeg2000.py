@@ -1,4 +1,4 @@
-"""Longer checks of the JPEG 2000 kernels than tests are: on a GPU, by many streams.
+"""Checks of the JPEG 2000 kernels that take longer than tests: many streams, on a GPU.
 
 Run as ``python -m tests.gpu.check_jpeg2000 files FILE_OR_FOLDER ... [--json OUT]``,
 ``... threads SLIDE ... [--seconds 60]`` or, under compute-sanitizer, ``... mutated``. Ends with
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000
-from napari_wsigpu.gpu.jpeg2000.engine import form_of_stream
+from napari_wsigpu.gpu.jpeg2000.form_decoder import Form, FormDecoder
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import form_of_stream
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION
 from napari_wsigpu.slide import runtime
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def files(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Compare level 0 of all files, by the GPU and by the CPU."""
+    """Compare level 0 of all files as decoded by the GPU and by the CPU."""
     rows: dict[str, list[dict[str, Any]]] = {"compared": [], "left out": []}
     for path in found(given.paths):
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def files(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
 
 def found(paths: list[Path]) -> Iterator[Path]:
-    """Yield files, and those in folders."""
+    """Yield files, and the files in folders."""
     for path in paths:
         inside = sorted(path.rglob("*")) if path.is_dir() and path.suffix != ".zarr" else [path]
         yield from (file for file in inside if file.is_file())
@@ -127,7 +127,7 @@ def as_slide(path: Path, folder: Path) -> Path:
 
 
 def compared(path: Path, device: str) -> dict[str, Any]:
-    """Return how a slide's level 0 differs between the devices."""
+    """Return how level 0 of a slide differs between the devices."""
     with open_slide(path, device=device) as ours, open_slide(path, device="cpu") as by_cpu:
         level = by_cpu.layout.levels[0]
         form = form_of_first_tile(by_cpu)
@@ -150,7 +150,7 @@ def compared(path: Path, device: str) -> dict[str, Any]:
 
 
 def form_of_first_tile(slide: Slide) -> Form | str:
-    """Return the form that the first stored tile has, or why the kernels don't take it."""
+    """Return the form of the first stored tile, or why the kernels cannot decode it."""
     level = slide.layout.levels[0]
     for place in np.argwhere(np.ones((level.grid.rows, level.grid.columns), np.bool_)):
         stream = slide._reader._host._encoded(level, place[None])[0].segments[0]
@@ -160,7 +160,7 @@ def form_of_first_tile(slide: Slide) -> Form | str:
 
 
 def threads(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Have threads read regions of slides for so long."""
+    """Let threads read regions of slides for some seconds."""
     slides = [open_slide(path, device=given.device) for path in given.paths]
     truths = []
     for path in given.paths:
@@ -202,11 +202,11 @@ def threads(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     return figures, len(rows) == given.threads and not sums["wrong"]
 
 
-class Apart(Jpeg2000):
-    """A decoder each part of whose memory is an allocation of its own."""
+class Apart(FormDecoder):
+    """A decoder that allocates each part of its memory separately."""
 
     def layout(self, tiles: int) -> dict[str, int]:
-        """Return the addresses of the parts, for memory that begins at 0."""
+        """Return the addresses of the parts, relative to address 0."""
         whole = super().layout(tiles)
         if getattr(self, "_whole", None) != whole:
             sizes = [after - begin for begin, after in pairwise(whole.values())]
@@ -215,13 +215,13 @@ class Apart(Jpeg2000):
         return dict(zip(whole, [*(address for address, _ in self._parts), 1], strict=True))
 
     def decode(self, *given: Any) -> None:
-        """Decode with the parts' own addresses, not from that of the memory on."""
+        """Decode with the parts' own addresses instead of offsets from `memory`."""
         *before, _memory, status, stream = given
         super().decode(*before, 0, status, stream)
 
 
 def mutated(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Decode streams that are damaged at random beside sound ones."""
+    """Decode randomly damaged streams together with intact ones."""
     from cupy import cuda
 
     cuda.set_allocator(None)

@@ -1,4 +1,4 @@
-"""What is given to nvImageCodec is a stream of the level's size, or nothing."""
+"""Only streams of the level's tile size are passed to nvImageCodec."""
 
 import ctypes
 from itertools import cycle
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.device.device import Slots, TileFormat
+from napari_wsigpu.gpu.device.interfaces import Slots, TileFormat
 from napari_wsigpu.gpu.device.workspace import Workspace
-from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Recipe, recipe
-from napari_wsigpu.gpu.jpeg.stack import JpegStreams
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Recipe, recipe_for
+from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 from tests.fakes.host_device import HostDevice, joined, level_of
 from tests.writers import slides
 
@@ -30,7 +30,7 @@ def encoded(level, segment):
 
 
 class Streams:
-    """Keeps the bytes that it is given, and takes those that `answers` say."""
+    """Records the bytes that are added, and accepts them according to `answers`."""
 
     def __init__(self, answers=None):
         self.found = []
@@ -45,15 +45,15 @@ class Streams:
 
 
 def workspace(streams=None):
-    """Return a workspace whose code streams are bytes; it describes no images."""
+    """Return a workspace whose code streams are bytes, and which ignores images."""
     device = HostDevice()
     device.code_streams = lambda: streams or Streams()
     device.images = lambda: None
     return Workspace(device)
 
 
-def maker_of(level):
-    how = recipe(level)
+def preparer_of(level):
+    how = recipe_for(level)
     return (JpegStreams if how.kind == "jpeg" else Jpeg2000Streams)(level, how)
 
 
@@ -61,17 +61,17 @@ def batch_of(level, segments):
     return joined([encoded(level, segment) for segment in segments])
 
 
-def filled(maker, level, segments):
-    """Return the stream of each segment that has one of its own."""
+def filled(preparer, level, segments):
+    """Return the stream of each segment that has one."""
     work = workspace()
-    prepared = maker.prepare(batch_of(level, segments), len(segments), work)
+    prepared = preparer.prepare(batch_of(level, segments), len(segments), work)
     indices = [index for (index,) in prepared.groups]
     return dict(sorted(zip(indices, work.streams.found, strict=True)))
 
 
 def stream_of(level, segment):
-    """Return the stream of a segment as bytes, None if there is none."""
-    return filled(maker_of(level), level, [segment]).get(0)
+    """Return the stream of a segment as bytes; None if there is none."""
+    return filled(preparer_of(level), level, [segment]).get(0)
 
 
 def decoded_by_cpu(level, segment):
@@ -94,7 +94,7 @@ class TestRecipe:
         ],
     )
     def test_jpeg(self, channels, color, asked):
-        how = recipe(level_of(channels, jpeg_color=color))
+        how = recipe_for(level_of(channels, jpeg_color=color))
         assert isinstance(how, Recipe)
         assert how.kind == "jpeg"
         assert (how.sample_format, how.color_spec) == asked
@@ -104,8 +104,8 @@ class TestRecipe:
         ("channels", "planes", "dtype"),
         [(2, 1, "uint8"), (4, 1, "uint16"), (3, 3, "uint8"), (1, 1, "int16")],
     )
-    def test_jpeg_2000_that_only_our_kernels_take(self, channels, planes, dtype):
-        how = recipe(level_of(channels, planes=planes, compression=34712, dtype=dtype))
+    def test_jpeg_2000_only_for_our_kernels(self, channels, planes, dtype):
+        how = recipe_for(level_of(channels, planes=planes, compression=34712, dtype=dtype))
         assert how.kind == "jpeg2000"
         assert not how.by_library
 
@@ -113,7 +113,9 @@ class TestRecipe:
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
     @pytest.mark.parametrize("channels", [1, 3])
     def test_jpeg_2000(self, compression, dtype, channels):
-        how = recipe(level_of(channels, compression=compression, dtype=dtype, jpeg_color="auto"))
+        how = recipe_for(
+            level_of(channels, compression=compression, dtype=dtype, jpeg_color="auto")
+        )
         assert how.kind == "jpeg2000"
         assert (how.sample_format, how.color_spec) == (
             ("I_Y", "GRAY") if channels == 1 else ("I_RGB", "SRGB")
@@ -123,9 +125,9 @@ class TestRecipe:
     @pytest.mark.parametrize("compression", [33003, 34712])
     def test_jpeg_2000_of_ycbcr(self, compression):
         level = level_of(compression=compression, photometric=6)
-        assert recipe(level).convert
+        assert recipe_for(level).convert
         level = level_of(compression=compression, photometric=6, dtype="uint16")
-        assert "more than 8 bits" in recipe(level)
+        assert "more than 8 bits" in recipe_for(level)
 
     @pytest.mark.parametrize(
         ("reason", "channels", "planes", "encoding"),
@@ -149,8 +151,8 @@ class TestRecipe:
             ("LERC", 3, 1, {"compression": 34887}),
         ],
     )
-    def test_what_the_cpu_decodes_has_a_reason(self, reason, channels, planes, encoding):
-        how = recipe(level_of(channels, planes=planes, **encoding))
+    def test_reasons_for_the_cpu(self, reason, channels, planes, encoding):
+        how = recipe_for(level_of(channels, planes=planes, **encoding))
         assert isinstance(how, str)
         assert reason in how
 
@@ -172,7 +174,7 @@ COLORSPACES = {
 
 
 def markers(data):
-    """Return marker and place of each of a JPEG's segments, the start of scan included."""
+    """Return marker and offset of each segment of a JPEG, up to the start of scan."""
     found, place = [], 2
     while not found or found[-1][0] != 0xDA:
         found.append((data[place + 1], place))
@@ -245,7 +247,7 @@ class TestJpeg:
             stream = stream_of(level, YCBCR + bytes(count))
             np.testing.assert_array_equal(imagecodecs.jpeg8_decode(stream), expected)
 
-    def test_a_progressive_jpeg_is_taken(self):
+    def test_progressive_jpeg_is_accepted(self):
         segment = patched(YCBCR, frame(YCBCR) + 1, [0xC2])
         assert stream_of(level_of(), segment) == segment
 
@@ -290,16 +292,16 @@ class TestJpeg:
             "the header": ("ycbcr", YCBCR[: frame(YCBCR) + 8] + b"\xff\xd9"),
         }.values(),
     )
-    def test_what_the_cpu_has_to_see(self, color, segment):
+    def test_tiles_left_to_the_cpu(self, color, segment):
         level = level_of(1 if color == "gray" else 3, jpeg_color=color)
         assert stream_of(level, segment) is None
 
-    def test_a_header_that_would_take_long_to_read(self):
+    def test_overlong_header(self):
         comment = b"\xff\xfe\x80\x00" + bytes(0x7FFE)
         segment = inserted(YCBCR, 2, comment)
         assert stream_of(level_of(), segment) is not None
         assert stream_of(level_of(), inserted(segment, 2, comment)) is None
-        assert "too long" in recipe(level_of(jpeg_tables=(YCBCR[:2] + 3 * comment,)))
+        assert "too long" in recipe_for(level_of(jpeg_tables=(YCBCR[:2] + 3 * comment,)))
 
     @pytest.mark.parametrize(("width", "taken"), [(3, False), (4, False), (5, True)])
     def test_chroma_that_libjpeg_does_not_smooth(self, width, taken):
@@ -311,7 +313,7 @@ class TestJpeg:
         segment = slides.jpeg_ycbcr(pixels, "444")
         assert stream_of(level_of(tile=(HEIGHT, width)), segment) is not None
 
-    def test_a_frame_that_lies_of_its_length(self):
+    def test_frame_with_a_wrong_length(self):
         place = frame(YCBCR) + 2
         for length in (8, 11, 14, 20, 0xFFFF):
             lie = patched(YCBCR, place, length.to_bytes(2, "big"))
@@ -324,7 +326,7 @@ class TestJpeg:
             assert stream_of(level_of(), lie) is None
 
     def test_a_second_frame(self, nvimgcodec):
-        """nvImageCodec believes the last."""
+        """nvImageCodec uses the last one."""
         start = frame(YCBCR)
         other = patched(YCBCR[start : start + 19], 5, b"\x00\x08\x00\x08")
         segment = inserted(YCBCR, scan(YCBCR), other)
@@ -343,8 +345,8 @@ class TestJpeg:
         assert stream_of(level, segment) == segment
 
     def test_adobe_behind_the_frame(self):
-        """libjpeg heeds it there too, and shows the components as they are stored."""
-        plain = without(YCBCR, 0xE0)  # JFIF would speak louder
+        """libjpeg obeys it there, too, and does not convert the stored components."""
+        plain = without(YCBCR, 0xE0)  # JFIF would take precedence
         segment = inserted(plain, scan(plain), adobe(0))
         level = level_of()
         assert (decoded_by_cpu(level, segment) != decoded_by_cpu(level, YCBCR)).any()
@@ -358,9 +360,9 @@ class TestJpeg:
         if stream is not None:
             np.testing.assert_array_equal(imagecodecs.jpeg8_decode(stream), expected)
 
-    def test_a_header_that_was_good_once_makes_no_other_good(self):
+    def test_accepted_header_does_not_accept_others(self):
         level = level_of()
-        maker = maker_of(level)
+        preparer = preparer_of(level)
         good = [
             YCBCR,
             inserted(YCBCR, 2, b"\xff\xfe\x00\x06okay"),
@@ -369,29 +371,29 @@ class TestJpeg:
         bad = [
             slides.jpeg_ycbcr(slides.picture(HEIGHT + 16, WIDTH)),
             inserted(YCBCR, 2, adobe(0)),
-            slides.jpeg_ycbcr(PICTURE, "444"),  # good where it is the first
+            slides.jpeg_ycbcr(PICTURE, "444"),  # valid if it is the first
             YCBCR[:-2],
             with_ids(YCBCR, b"RGB"),
             YCBCR[: frame(YCBCR)],
             b"",
         ]
         for _ in range(2):
-            assert filled(maker, level, good) == dict(enumerate(good))
-            assert filled(maker, level, bad) == {}
+            assert filled(preparer, level, good) == dict(enumerate(good))
+            assert filled(preparer, level, bad) == {}
         mixed = [segment for pair in zip(cycle(good), bad, strict=False) for segment in pair]
-        assert list(filled(maker, level, mixed)) == [0, 2, 4, 6, 8, 10, 12]
+        assert list(filled(preparer, level, mixed)) == [0, 2, 4, 6, 8, 10, 12]
 
-    def test_no_more_than_is_allowed(self):
+    def test_memory_stays_within_the_limit(self):
         level = level_of()
         work = workspace()
-        prepared = maker_of(level).prepare(batch_of(level, [YCBCR] * 5), 3, work)
+        prepared = preparer_of(level).prepare(batch_of(level, [YCBCR] * 5), 3, work)
         assert prepared.groups == [[0], [1], [2]]
         assert work.streams.found == [YCBCR] * 3
 
-    def test_what_is_refused_is_left_out(self):
+    def test_refused_streams_are_left_out(self):
         level = level_of()
         work = workspace(Streams(iter([True, False, True])))
-        prepared = maker_of(level).prepare(batch_of(level, [YCBCR] * 3), 3, work)
+        prepared = preparer_of(level).prepare(batch_of(level, [YCBCR] * 3), 3, work)
         assert prepared.groups == [[0], [2]]
 
 
@@ -405,10 +407,10 @@ J2K = jpeg_2000(PICTURE)
 
 
 class TestJpeg2000:
-    def test_no_more_than_is_allowed(self):
+    def test_memory_stays_within_the_limit(self):
         level = level_of(compression=34712)
         work = workspace(Streams(iter([True, False, True])))
-        prepared = maker_of(level).prepare(batch_of(level, [J2K] * 5), 3, work)
+        prepared = preparer_of(level).prepare(batch_of(level, [J2K] * 5), 3, work)
         assert prepared.groups == [[0], [2]]
         assert work.streams.found == [J2K] * 3
 
@@ -416,7 +418,7 @@ class TestJpeg2000:
         ("photometric", "transformed", "converted"),
         [(2, False, []), (2, True, []), (6, False, [[100, 103]]), (6, True, [])],
     )
-    def test_they_are_decoded_to_their_places(self, photometric, transformed, converted):
+    def test_tiles_are_decoded_to_their_slots(self, photometric, transformed, converted):
         level = level_of(compression=33003, photometric=photometric)
         work, described, found = workspace(), [], []
         streams = [jpeg_2000(PICTURE, mct=transformed)] * 4
@@ -424,9 +426,9 @@ class TestJpeg2000:
         device = SimpleNamespace(
             ycbcr_to_rgb=lambda addresses, *_: found.append(addresses.tolist())
         )
-        prepared = maker_of(level).prepare(batch_of(level, streams), 4, work)
+        prepared = preparer_of(level).prepare(batch_of(level, streams), 4, work)
         slots = Slots(TileFormat(HEIGHT, WIDTH, 3, "uint8"), np.arange(100, 104))
-        prepared.describe(slots.addresses.tolist(), SimpleNamespace(ptr=7))
+        prepared.set_targets(slots.addresses.tolist(), SimpleNamespace(ptr=7))
         assert [(address, stream) for address, _, stream in described] == [
             (address, 7) for address in range(100, 104)
         ]
@@ -464,12 +466,12 @@ class TestJpeg2000:
             "a JPEG": YCBCR,
         }.values(),
     )
-    def test_what_the_cpu_has_to_see(self, segment):
+    def test_tiles_left_to_the_cpu(self, segment):
         assert stream_of(level_of(compression=34712), segment) is None
 
     @pytest.mark.parametrize("place", [24, 28])
     def test_tiles_without_extent(self, place):
-        """nvImageCodec's parser divides by them, which ends the process."""
+        """nvImageCodec's parser divides by the extent, which crashes the process."""
         assert stream_of(level_of(compression=34712), patched(J2K, place, bytes(4))) is None
 
 
@@ -482,7 +484,7 @@ MADE_UP = st.one_of(
 
 @st.composite
 def mutated(draw, data, header):
-    """Change, cut out or add bytes of a header whose markers lie at these places."""
+    """Change, remove or add bytes of a header whose markers are at these offsets."""
     for _ in range(draw(st.integers(1, 3))):
         near = st.builds(add, st.sampled_from(header), st.integers(0, 19))
         place = draw(near)
@@ -514,7 +516,7 @@ class TestDamage:
         try:
             found = (parsed.height, parsed.width, parsed.num_channels)
         except RuntimeError:
-            return  # nvImageCodec refuses it as this one tile's
+            return  # nvImageCodec refuses this tile only
         assert found == (HEIGHT, WIDTH, level.channels)
 
     @settings(max_examples=150)

@@ -1,4 +1,4 @@
-"""NVIDIA's compiler takes the kernels for the oldest and newest GPUs of CUDA 12, without a GPU."""
+"""The kernels compile for the oldest and newest GPUs that CUDA 12 supports; needs no GPU."""
 
 import ctypes
 from importlib import resources
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from napari_wsigpu.gpu.device.compiled import OPTIONS
-from napari_wsigpu.gpu.device.tables import declarations
-from napari_wsigpu.gpu.jpeg2000 import decoder
+from napari_wsigpu.gpu.device.compiled_kernels import OPTIONS
+from napari_wsigpu.gpu.device.kernel_tables import declarations
+from napari_wsigpu.gpu.jpeg2000 import form_decoder
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def capabilities(compiler):
-    """The least and the greatest that CUDA 12 compiles for: others have what both have."""
+    """The lowest and highest architecture of CUDA 12; what compiles for both compiles for all."""
     count = ctypes.c_int()
     compiler.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     found = (ctypes.c_int * count.value)()
@@ -34,7 +34,9 @@ def capabilities(compiler):
 def programs():
     folder = resources.files("napari_wsigpu.gpu.device")
     code = declarations() + folder.joinpath("kernels.cu").read_text("utf-8")
-    return {"kernels.cu": code} | dict(zip(decoder.PROGRAMS, decoder.programs(), strict=True))
+    return {"kernels.cu": code} | dict(
+        zip(form_decoder.PROGRAMS, form_decoder.programs(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", programs())

@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: its memory, its streams and nvImageCodec's pixels.
+"""Behavior that only a CUDA device shows: memory, streams, and nvImageCodec's pixels.
 
 Skipped where there is no NVIDIA driver, CuPy or nvImageCodec.
 """
@@ -92,7 +92,7 @@ def cupy(device):
 
 @pytest.fixture(scope="module")
 def jpeg_path(device):
-    """Name of the path that decodes JPEG here."""
+    """Name of the engine that decodes JPEG here."""
     return device.decoder("jpeg")[1]
 
 
@@ -133,7 +133,7 @@ WITH_TABLES = [*itertools.product(["4:2:0", "4:4:4", "gray", "stored RGB"], [Tru
 
 
 def saturated(height, width):
-    """Blocks of pure colours, black and white, with steep edges."""
+    """Blocks of pure colors, black and white, with steep edges."""
     rng = np.random.default_rng(7)
     shape = (-(-height // 20), -(-width // 20), 3)
     blocks = rng.choice(np.array([0, 255], np.uint8), shape)
@@ -182,7 +182,7 @@ def window_of(pixels, x, y, width, height, background):
 
 @pytest.fixture
 def jpeg(tmp_path, device):
-    """A JPEG slide by the device, and its pixels by the CPU."""
+    """A JPEG slide on the device, and its pixels as decoded by the CPU."""
     path = tmp_path / "slide.tif"
     pixels = write(path, "4:2:0")
     with open_slide(path, device="cuda") as slide:
@@ -191,7 +191,7 @@ def jpeg(tmp_path, device):
 
 class TestPixels:
     @pytest.mark.parametrize(("kind", "tables"), [*((kind, False) for kind in KINDS), *WITH_TABLES])
-    def test_they_are_those_of_the_cpu(self, tmp_path, jpeg_path, caplog, kind, tables):
+    def test_pixels_match_the_cpu(self, tmp_path, jpeg_path, caplog, kind, tables):
         path = tmp_path / "slide.tif"
         pixels = write(path, kind, tables=tables)
         most = tolerance_of(kind, jpeg_path)
@@ -215,7 +215,7 @@ class TestPixels:
         assert "is decoded on the CPU" not in caplog.text
 
     @pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "stored RGB", "JPEG 2000"])
-    def test_saturated_colours(self, tmp_path, jpeg_path, kind):
+    def test_saturated_colors(self, tmp_path, jpeg_path, kind):
         path = tmp_path / "slide.tif"
         pixels = write(path, kind, pixels=saturated(HEIGHT, WIDTH))
         with open_slide(path, device="cuda") as slide:
@@ -223,7 +223,7 @@ class TestPixels:
         assert difference(found, pixels) <= tolerance_of(kind, jpeg_path)
 
     def test_noisy_tissue(self, tmp_path, jpeg_path):
-        """A JPEG engine's own RGB would be apart from libjpeg's here."""
+        """The RGB conversion of a JPEG engine would differ from libjpeg's here."""
         path = tmp_path / "slide.tif"
         noise = np.random.default_rng(0).normal((150, 60, 120), 30, (HEIGHT, WIDTH, 3))
         pixels = write(path, "4:2:0", pixels=np.clip(noise, 0, 255).astype(np.uint8))
@@ -231,7 +231,7 @@ class TestPixels:
             assert difference(slide.levels[0][...], pixels) <= TOLERANCES[jpeg_path]
 
     @pytest.mark.parametrize("side", [64, 256, 512])
-    def test_as_many_tiles_as_a_batch_has(self, tmp_path, jpeg_path, side):
+    def test_flags_for_all_tiles_of_a_batch(self, tmp_path, jpeg_path, side):
         path = tmp_path / "slide.tif"
         wide = slides.picture(16 * 64, 20 * 64)
         pixels = np.tile(wide, (side // 64, side // 64, 1))
@@ -244,7 +244,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("kind", ["4:2:0", "JPEG 2000", "uncompressed"])
     def test_in_srgb(self, tmp_path, kind):
-        """On the device and on the host: what LittleCMS makes of the stored pixels."""
+        """On the device and on the host, the result of LittleCMS for the stored pixels."""
         path = tmp_path / "slide.tif"
         write(path, kind)
         with with_profile(path, device="cuda") as slide:
@@ -260,7 +260,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("kind", ["4:2:0", "gray", "JPEG 2000", "JPEG 2000 16 bit"])
     def test_inserted_levels(self, tmp_path, jpeg_path, monkeypatch, kind):
-        """A pyramid that steps by 8: averaged on the device, twice from the same pixels."""
+        """A pyramid with steps of 8, averaged on the device, twice from the same pixels."""
         monkeypatch.setattr(opened, "LARGEST_OVERVIEW", 100)
         options = {"channels": 3, "dtype": "uint8"} | KINDS[kind]
         pixels = slides.picture(
@@ -284,7 +284,7 @@ class TestPixels:
                 channel = slide.level_array(number, 0)[...]
                 assert difference(channel, expected[..., 0]) <= most
                 assert slide.level_array(number)[5:5].size == 0
-                # Exactly what NumPy makes of the pixels that the device decoded.
+                # Equal to NumPy's average of the pixels that the device decoded.
                 finer = slides.average(slide.levels[0][...], 2)
                 finer = finer if number == inserted[0] else slides.average(finer, 2)
                 np.testing.assert_array_equal(slide.level_array(number)[...], finer)
@@ -294,7 +294,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("kind", ["4:2:0", "gray", "JPEG 2000", "uncompressed"])
     def test_tiles_of_displays(self, tmp_path, jpeg_path, kind):
-        """What viewers fetch: whole tiles to the host, by the device."""
+        """Viewers fetch whole tiles that the device decodes to the host."""
         path = tmp_path / "slide.tif"
         write(path, kind)
         most = tolerance_of(kind, jpeg_path)
@@ -304,7 +304,7 @@ class TestPixels:
             expected = cpu.levels[0][...]
             for some in (places[3:4], places[::2], places):
                 found = slide.displayed.read_tiles(
-                    [TileKey(slide.displayed.number("stored"), 0, *at) for at in some]
+                    [TileKey(slide.displayed.slide, 0, *at) for at in some]
                 )
                 assert len(found) == len(some)
                 for key, tile in found.items():
@@ -344,7 +344,7 @@ class TestPixels:
             runtime.default().open_slides.close()
 
     @pytest.mark.parametrize("at_once", [1, 2 * TILE[0] * WIDTH, MIB])
-    def test_stains_are_the_hosts(self, jpeg, cupy, monkeypatch, at_once):
+    def test_recoloring_matches_the_host(self, jpeg, cupy, monkeypatch, at_once):
         monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
         pytest.importorskip("distributed", reason="distributed is not installed")
         example = importlib.import_module("tissue_and_stain")
@@ -356,7 +356,7 @@ class TestPixels:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_more_tiles_than_a_grid_has_rows(self, tmp_path, device):
-        """A kernel's grid has 65 535 rows at most; here are 66 049 tiles, read in one region."""
+        """A grid has at most 65 535 rows; this region has 66 049 tiles."""
         path = tmp_path / "slide.tif"
         pixels = slides.picture(257, 257, 1)[..., 0].repeat(16, 0).repeat(16, 1)
         tifffile.imwrite(path, pixels, tile=(16, 16))
@@ -376,8 +376,8 @@ class TestPixels:
             expected = pixels[y : y + 150, x : x + 200]
             assert difference(region, expected) <= TOLERANCES[jpeg_path]
 
-    def test_a_batch_is_whole_when_it_is_handed_out(self, jpeg, cupy, jpeg_path):
-        """On whichever stream its taker works on."""
+    def test_yielded_batch_is_complete(self, jpeg, cupy, jpeg_path):
+        """Whichever stream the caller works on."""
         slide, pixels = jpeg
         side = cupy.cuda.Stream(non_blocking=True)
         where = [(0, 0)] * 64
@@ -390,7 +390,7 @@ class TestPixels:
 
 
 def spoil(rng, jpeg):
-    """Damage the scan of a JPEG in one of many ways; its end stays."""
+    """Damage the scan of a JPEG at random, but not its end."""
     start = header_length(jpeg)
     scan = bytearray(jpeg[start:-2])
     place, other = sorted(rng.integers(0, len(scan), 2).tolist())
@@ -418,12 +418,12 @@ def spoil(rng, jpeg):
 
 @pytest.mark.parametrize("subsampling", ["420", "422", "444"])
 @pytest.mark.parametrize("seed", range(20))
-def test_damaged_tiles_spoil_no_other(tmp_path, jpeg_path, subsampling, seed):
-    """They are decoded on top of each other, and a JPEG engine goes astray without a word."""
+def test_damaged_tiles_do_not_spoil_others(tmp_path, jpeg_path, subsampling, seed):
+    """They are decoded in one stack, and a JPEG engine does not report lost positions."""
     rng = np.random.default_rng(seed)
     path = tmp_path / "slide.tif"
     pixels = slides.picture(7 * 128, 9 * 128)
-    pixels[300:600] = 243  # tiles that all look alike
+    pixels[300:600] = 243  # tiles that all look the same
     damaged = set(rng.integers(0, 63, 3).tolist())
     count = itertools.count()
 
@@ -434,7 +434,7 @@ def test_damaged_tiles_spoil_no_other(tmp_path, jpeg_path, subsampling, seed):
     tiffbytes.write(path, [tiffbytes.page(pixels, encode, tile=TILE, **YCBCR)])
     with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
         slide._reader.offload._verifier._left["jpeg"] = (
-            0  # a damaged tile could turn the slide to the CPU
+            0  # a damaged tile could switch the slide to the CPU
         )
         found, expected = (each.level_array(0, tolerant=True)[...] for each in (slide, cpu))
     for tile in set(range(63)) - damaged:
@@ -456,12 +456,12 @@ class TestStreams:
         }[given]
         for _ in ("cold", "warm"):
             found = slide.read_region((50, 60), (500, 400), device="cuda", stream=stream)
-            # It is done: another stream sees all of it.
+            # All work is done, so another stream sees the result.
             other = cupy.cuda.Stream(non_blocking=True)
             expected = pixels[60:460, 50:550]
             assert difference(found.get(stream=other), expected) <= TOLERANCES[jpeg_path]
 
-    def test_inside_a_stream_of_the_caller(self, jpeg, cupy, jpeg_path):
+    def test_read_inside_the_callers_stream(self, jpeg, cupy, jpeg_path):
         slide, pixels = jpeg
         with cupy.cuda.Stream(non_blocking=True):
             found = slide.read_region((50, 60), (500, 400), device="cuda")
@@ -470,7 +470,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("warm", [False, True])
     def test_memory_that_the_caller_still_reads_is_not_written_to(self, jpeg, cupy, warm):
-        """CuPy gives freed memory out again while kernels before that still use it."""
+        """CuPy reuses freed memory while earlier kernels still use it."""
         slide, _ = jpeg
         size = (70, 60)
         if warm:
@@ -478,7 +478,7 @@ class TestStreams:
         kernel = cupy.RawKernel(LATE_COPY, "late_copy")
         count = 60 * 70 * 3
         kept = cupy.zeros(count, cupy.uint8)
-        kernel((1,), (256,), (kept, kept, np.int32(count), np.int64(1)))  # compiled now
+        kernel((1,), (256,), (kept, kept, np.int32(count), np.int64(1)))  # compiles the kernel
         first = cupy.full((60, 70, 3), 5, cupy.uint8)
         kernel((1,), (256,), (first, kept, np.int32(count), np.int64(TICKS)))
         del first
@@ -486,8 +486,8 @@ class TestStreams:
         assert (kept.get() == 5).all()
 
 
-class TestOut:
-    def test_it_is_filled_and_returned(self, jpeg, cupy, jpeg_path):
+class TestCallersArray:
+    def test_callers_array_is_filled_and_returned(self, jpeg, cupy, jpeg_path):
         slide, pixels = jpeg
         for _ in ("cold", "warm"):
             out = cupy.full((300, 400, 3), 9, cupy.uint8)
@@ -496,14 +496,14 @@ class TestOut:
             expected = window_of(pixels, 600, 500, 400, 300, slide.layout.background)
             assert difference(out.get(), expected) <= TOLERANCES[jpeg_path]
 
-    def test_what_does_not_fit_is_refused(self, jpeg, cupy):
+    def test_mismatched_streams_are_refused(self, jpeg, cupy):
         slide, _ = jpeg
         for out in (
             cupy.zeros((300, 401, 3), cupy.uint8),
             cupy.zeros((300, 400, 3), cupy.uint16),
             cupy.zeros((300, 800, 3), cupy.uint8)[:, ::2],
         ):
-            with pytest.raises(RegionError, match="out has to be"):
+            with pytest.raises(RegionError, match="out must be"):
                 slide.read_region((0, 0), (400, 300), device="cuda", out=out)
 
     def test_host_memory_is_refused(self, jpeg):
@@ -517,27 +517,27 @@ class TestOut:
 
 
 class TestPinnedMemory:
-    def test_within_the_budget(self, cupy):
+    def test_array_within_the_budget(self, cupy):
         memory = PinnedMemory(cupy, 10 * MIB)
-        pixels = memory.take((1024, 1024, 4), np.dtype(np.uint8))
+        pixels = memory.empty((1024, 1024, 4), np.dtype(np.uint8))
         pixels[...] = 7
         assert pixels.shape == (1024, 1024, 4)
         attributes = cupy.cuda.runtime.pointerGetAttributes(pixels.ctypes.data)
         assert attributes.type == PINNED
 
-    def test_beyond_it_memory_is_ordinary(self, cupy):
+    def test_memory_beyond_the_budget_is_ordinary(self, cupy):
         memory = PinnedMemory(cupy, 10 * MIB)
-        kept = [memory.take((4 * MIB,), np.dtype(np.uint8)) for _ in range(3)]
+        kept = [memory.empty((4 * MIB,), np.dtype(np.uint8)) for _ in range(3)]
         for pixels in kept:
             pixels[...] = 7
         ordinary = cupy.cuda.runtime.pointerGetAttributes(kept[2].ctypes.data)
         assert ordinary.type != PINNED
-        assert memory.take((0, 3), np.dtype(np.uint16)).shape == (0, 3)
+        assert memory.empty((0, 3), np.dtype(np.uint16)).shape == (0, 3)
 
-    def test_it_is_given_back_with_the_last_view(self, cupy):
+    def test_memory_is_freed_with_the_last_view(self, cupy):
         memory = PinnedMemory(cupy, 4 * MIB)
         for _ in range(20):
-            view = memory.take((2 * MIB,), np.dtype(np.uint16))[5:9]
+            view = memory.empty((2 * MIB,), np.dtype(np.uint16))[5:9]
             attributes = cupy.cuda.runtime.pointerGetAttributes(view.ctypes.data)
             assert attributes.type == PINNED
             view[...] = 3
@@ -583,11 +583,11 @@ def test_close_frees_device_memory(tmp_path, cupy):
 
 
 class TestLoad:
-    """Failures and cancellations, by the thousand."""
+    """Thousands of failures and cancellations."""
 
     @pytest.fixture
     def flaky(self, device, monkeypatch):
-        """A device of its own whose decoder fails one time in ten; gives the number of calls."""
+        """A separate device whose decoder fails one time in ten; yields the number of calls."""
         calls = itertools.count()
         made = []
 
@@ -614,7 +614,7 @@ class TestLoad:
             yield shared.devices.worker(0).device
         shared.close()
 
-    def test_no_memory_is_lost_and_no_pixel_wrong(
+    def test_no_leaks_and_no_wrong_pixels(
         self, tmp_path, flaky, cupy, jpeg_path, monkeypatch, caplog
     ):
         caplog.set_level(logging.ERROR)
@@ -641,7 +641,7 @@ class TestLoad:
                     else:
                         found = slide.read_region((x, y), size)
                 except SlideReadError:
-                    continue  # as it was to be; the read's batches in flight were cancelled
+                    continue  # an expected failure, which cancels the read's other batches
                 except BaseException as error:
                     wrong.append(error)
                     return
@@ -650,7 +650,7 @@ class TestLoad:
                     wrong.append((x, y, size))
 
         def go_on(until):
-            """Read with four threads, until the decoder was called so often."""
+            """Read with four threads until the decoder has been called `until` times."""
             with open_slide(path, device="cuda") as slide:
                 source, reads = slide._source, itertools.count()
                 read = source.read_joined
@@ -708,7 +708,7 @@ def test_eight_threads(jpeg, jpeg_path):
 
 
 def run_script(path, *arguments, **variables):
-    """(path of the decoder, largest difference, tiles by the device) in another process."""
+    """Engine, largest difference, and number of tiles on the device, in another process."""
     done = subprocess.run(
         [sys.executable, "-c", JPEG_SCRIPT, path, *arguments],
         capture_output=True,
@@ -734,7 +734,7 @@ def test_the_jpeg_engine_can_be_chosen(tmp_path, jpeg_path, engine):
 
 
 def test_without_page_locked_memory(tmp_path, jpeg_path):
-    """Its budget is used up by regions that the caller keeps; flags and pixels still come."""
+    """The caller's regions use up the budget; batches still get flags and pixels."""
     path = tmp_path / "slide.tif"
     write(path, "4:4:4")
     used, most, by_device = run_script(path, "0")

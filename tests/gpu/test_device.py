@@ -1,4 +1,4 @@
-"""What can be said of a CUDA device where there is none."""
+"""Behavior of `CudaDevice` that can be tested without a GPU."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from napari_wsigpu.gpu.device import cuda, driver
 from napari_wsigpu.gpu.device.cuda import CudaDevice, PinnedMemory
-from napari_wsigpu.gpu.jpeg import jpeg_engine, library
+from napari_wsigpu.gpu.jpeg import jpeg_engine, nvimagecodec_library
 from napari_wsigpu.model.errors import DeviceError
 
 VARIABLES = (driver.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
@@ -22,7 +22,7 @@ VARIABLES = (driver.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch):
-    """Both are removed again, whoever sets them."""
+    """Both variables are removed again, whatever sets them."""
     for name in (*VARIABLES, jpeg_engine.JPEG_ENGINE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -30,7 +30,7 @@ def no_variables(monkeypatch):
 
 @pytest.fixture
 def with_driver(monkeypatch):
-    monkeypatch.setattr(driver, "driver_is_there", lambda: True)
+    monkeypatch.setattr(driver, "driver_available", lambda: True)
 
 
 def variables():
@@ -42,11 +42,11 @@ class FakeError(RuntimeError):
 
 
 class Buffer(bytearray):
-    """No array, as CuPy's page-locked memory is none."""
+    """Like CuPy's page-locked memory, this is not an array."""
 
 
 class Pool:
-    """Hands out memory, and knows what is in use."""
+    """Returns memory, and counts the bytes in use."""
 
     def __init__(self):
         self.live = 0
@@ -88,7 +88,7 @@ def fake_cupy(count=1):
 
 @pytest.fixture
 def with_devices(with_driver, monkeypatch):
-    """Pretend that CuPy and nvImageCodec are there, and so many devices."""
+    """Simulate CuPy, nvImageCodec and a number of devices."""
 
     def make(count):
         monkeypatch.setattr(driver, "import_module", lambda name: fake_cupy(count))
@@ -106,9 +106,9 @@ class TestStart:
         monkeypatch.setattr(driver.ctypes, "CDLL", missing)
 
     def test_without_a_driver(self, no_driver):
-        assert not driver.driver_is_there()
+        assert not driver.driver_available()
         with pytest.raises(
-            DeviceError, match=r"^'cuda:0' can't be used, because .*driver"
+            DeviceError, match=r"^'cuda:0' can't be used because .*driver"
         ) as caught:
             CudaDevice(0)
         message = str(caught.value)
@@ -145,7 +145,7 @@ class TestStart:
         with pytest.raises(DeviceError, match="nvImageCodec"):
             CudaDevice(0)
 
-    def test_what_is_set_already_stays(self, with_devices, monkeypatch):
+    def test_unchanged_images_are_not_set_again(self, with_devices, monkeypatch):
         for name in VARIABLES:
             monkeypatch.setenv(name, "7")
         with_devices(1)
@@ -158,13 +158,13 @@ class TestStart:
             CudaDevice(0)
 
     @pytest.mark.parametrize(("index", "count"), [(1, 1), (4, 4), (9, 4)])
-    def test_a_device_that_is_not_there(self, with_devices, index, count):
+    def test_device_that_does_not_exist(self, with_devices, index, count):
         with_devices(count)
         with pytest.raises(DeviceError, match=f"'cuda:{index}'.*'cuda:{count - 1}'"):
             CudaDevice(index)
         assert CudaDevice(count - 1).name == f"cuda:{count - 1}"
 
-    def test_a_device_has_its_makers_name(self, with_devices):
+    def test_device_model(self, with_devices):
         with_devices(2)
         assert CudaDevice(1).model == "NVIDIA H200"
 
@@ -190,49 +190,55 @@ class TestEngines:
 
         return these
 
-    def test_the_engine_is_preferred(self, device, works):
-        works(library.HARDWARE, library.HYBRID)
+    def test_hardware_engine_is_preferred(self, device, works):
+        works(nvimagecodec_library.HARDWARE, nvimagecodec_library.HYBRID)
         assert device.decoder("jpeg") == (
-            (0, library.HARDWARE, jpeg_engine.ALL_ON_GPU, 4),
+            (0, nvimagecodec_library.HARDWARE, jpeg_engine.ALL_ON_GPU, 4),
             "hardware",
         )
 
     def test_without_an_engine(self, device, works):
-        works(library.HYBRID)
-        assert device.decoder("jpeg") == ((0, library.HYBRID, jpeg_engine.ALL_ON_GPU, 0), "hybrid")
+        works(nvimagecodec_library.HYBRID)
+        assert device.decoder("jpeg") == (
+            (0, nvimagecodec_library.HYBRID, jpeg_engine.ALL_ON_GPU, 0),
+            "hybrid",
+        )
 
-    def test_the_engine_is_not_wanted(self, device, works, monkeypatch):
+    def test_engine_can_be_disabled(self, device, works, monkeypatch):
         monkeypatch.setenv(jpeg_engine.JPEG_ENGINE, "hybrid")
-        works(library.HARDWARE, library.HYBRID)
-        assert device.decoder("jpeg") == ((0, library.HYBRID, jpeg_engine.ALL_ON_GPU, 0), "hybrid")
+        works(nvimagecodec_library.HARDWARE, nvimagecodec_library.HYBRID)
+        assert device.decoder("jpeg") == (
+            (0, nvimagecodec_library.HYBRID, jpeg_engine.ALL_ON_GPU, 0),
+            "hybrid",
+        )
 
     def test_nothing_decodes(self, device, works):
         works()
-        with pytest.raises(DeviceError, match="can't decode JPEG on 'cuda:0'"):
+        with pytest.raises(DeviceError, match="cannot decode JPEG on 'cuda:0'"):
             device.decoder("jpeg")
 
     def test_jpeg_2000(self, device):
         assert device.decoder("jpeg2000") == ((0, cuda.GPU_ONLY), "GPU")
 
 
-def test_flags_are_zeros_of_which_the_device_has_to_have_the_page(with_devices, monkeypatch):
+def test_flags_are_page_locked(with_devices, monkeypatch):
     with_devices(1)
     device = CudaDevice(0)
-    flags = device.shared(320, np.int32)
+    flags = device.pinned_array(320, np.int32)
     assert (flags.dtype, flags.tolist()) == (np.int32, [0] * 320)
     device.pinned._pool.full = True
     with pytest.raises(MemoryError):
-        device.shared(320, np.int32)
+        device.pinned_array(320, np.int32)
 
 
-def test_a_callers_stream_object_stays_itself(with_devices):
+def test_stream_object_is_returned_unchanged(with_devices):
     with_devices(1)
     stream = SimpleNamespace(ptr=5)
     assert CudaDevice(0).as_stream(stream) is stream
 
 
 def test_a_stream_is_made_on_its_device(with_devices):
-    """Else it would be one of the thread's current device."""
+    """Otherwise it would belong to the thread's current device."""
     with_devices(2)
     device, current, made = CudaDevice(1), [], []
 
@@ -257,73 +263,87 @@ class TestPinnedMemory:
     def test_arrays(self, cupy):
         memory = PinnedMemory(cupy)
         for shape, dtype in [((3, 5), "uint8"), ((4, 5, 3), "uint16"), ((7,), "int32")]:
-            pixels = memory.take(shape, np.dtype(dtype))
+            pixels = memory.empty(shape, np.dtype(dtype))
             assert pixels.shape == shape
             assert pixels.dtype == dtype
             pixels[...] = 1
 
-    def test_memory_is_given_back_with_the_last_view(self, cupy):
+    def test_memory_is_released_with_the_last_view(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
-        pixels = memory.take((1000, 1000), np.dtype(np.uint8))
+        pixels = memory.empty((1000, 1000), np.dtype(np.uint8))
         assert cupy.pools[0].live == 1_000_000
         views = [pixels[2:4], pixels.reshape(-1)[::2], pixels.view(np.uint16)]
         del pixels
         while views:
             assert cupy.pools[0].live == 1_000_000
-            assert memory.take((500_000,), np.dtype(np.uint8)).size == 500_000
+            assert memory.empty((500_000,), np.dtype(np.uint8)).size == 500_000
             views.pop()
         assert cupy.pools[0].live == 0
-        again = memory.take((1_000_000,), np.dtype(np.uint8))
+        again = memory.empty((1_000_000,), np.dtype(np.uint8))
         assert cupy.pools[0].live == again.nbytes
 
     def test_ordinary_memory_beyond_the_budget(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
-        kept = [memory.take((300_000,), np.dtype(np.uint8)) for _ in range(5)]
+        kept = [memory.empty((300_000,), np.dtype(np.uint8)) for _ in range(5)]
         assert cupy.pools[0].live == 900_000
         assert all(pixels.shape == (300_000,) for pixels in kept)
-        del kept[4], kept[3]  # ordinary ones: nothing of the budget is won
-        kept.append(memory.take((300_000,), np.dtype(np.uint8)))
+        del kept[4], kept[3]  # ordinary memory: the budget does not change
+        kept.append(memory.empty((300_000,), np.dtype(np.uint8)))
         assert cupy.pools[0].live == 900_000
         del kept[0]
-        kept.append(memory.take((300_000,), np.dtype(np.uint8)))
+        kept.append(memory.empty((300_000,), np.dtype(np.uint8)))
         assert cupy.pools[0].live == 900_000
 
-    def test_more_than_the_budget_at_once(self, cupy):
+    def test_array_larger_than_the_budget(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
-        assert memory.take((250_001,), np.dtype(np.int32)).nbytes == 1_000_004
+        assert memory.empty((250_001,), np.dtype(np.int32)).nbytes == 1_000_004
         assert cupy.pools[0].live == 0
-        assert memory.take((250_000,), np.dtype(np.int32)).nbytes == 1_000_000
+        assert memory.empty((250_000,), np.dtype(np.int32)).nbytes == 1_000_000
 
     def test_nothing(self, cupy):
-        assert PinnedMemory(cupy).take((0, 7), np.dtype(np.uint8)).shape == (0, 7)
+        assert PinnedMemory(cupy).empty((0, 7), np.dtype(np.uint8)).shape == (0, 7)
 
     def test_the_system_has_no_more(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
         cupy.pools[0].full = True
-        assert memory.take((600_000,), np.dtype(np.uint8)).shape == (600_000,)
+        assert memory.empty((600_000,), np.dtype(np.uint8)).shape == (600_000,)
         cupy.pools[0].full = False
-        pixels = memory.take((600_000,), np.dtype(np.uint8))
+        pixels = memory.empty((600_000,), np.dtype(np.uint8))
         assert cupy.pools[0].live == pixels.nbytes
 
-    def test_what_has_to_be_page_locked(self, cupy):
-        """The budget is for what callers keep."""
+    def test_required_page_locked_memory(self, cupy):
+        """The budget limits only what callers keep."""
         memory = PinnedMemory(cupy, budget=1_000_000)
-        whole = memory.take((1_000_000,), np.dtype(np.uint8))
-        more = memory.take((250_001,), np.dtype(np.int32), surely=True)
+        whole = memory.empty((1_000_000,), np.dtype(np.uint8))
+        more = memory.empty((250_001,), np.dtype(np.int32), required=True)
         assert cupy.pools[0].live == whole.nbytes + more.nbytes
         cupy.pools[0].full = True
         with pytest.raises(MemoryError, match="page-locked"):
-            memory.take((300,), np.dtype(np.int32), surely=True)
+            memory.empty((300,), np.dtype(np.int32), required=True)
         cupy.pools[0].full = False
         del more
         assert cupy.pools[0].live == whole.nbytes
+
+    def test_collection_under_the_lock_does_not_deadlock(self, cupy):
+        memory = PinnedMemory(cupy, budget=1_000_000)
+        arrays = [memory.empty((1_000_000,), np.dtype(np.uint8))]
+
+        def collect():
+            with memory._lock:
+                arrays.clear()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert memory.empty((1_000_000,), np.dtype(np.uint8)).nbytes == cupy.pools[0].live
 
     def test_many_threads(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
 
         def work():
             for _ in range(300):
-                memory.take((100_000,), np.dtype(np.uint8))
+                memory.empty((100_000,), np.dtype(np.uint8))
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -331,7 +351,7 @@ class TestPinnedMemory:
         for thread in threads:
             thread.join()
         gc.collect()
-        whole = memory.take((1_000_000,), np.dtype(np.uint8))
+        whole = memory.empty((1_000_000,), np.dtype(np.uint8))
         assert cupy.pools[0].live == whole.nbytes
 
 
@@ -346,7 +366,7 @@ assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
 """
 
 
-def test_to_import_the_package_loads_nothing_and_says_nothing():
+def test_import_loads_no_cuda_and_prints_nothing():
     command = [sys.executable, "-W", "error", "-c", QUIET]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

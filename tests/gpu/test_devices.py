@@ -18,7 +18,7 @@ def write(tmp_path, **options):
 
 @pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "CPU"])
 def test_unknown_devices_are_refused(tmp_path, device):
-    with pytest.raises(DeviceError, match="is no device"):
+    with pytest.raises(DeviceError, match="is not a device"):
         open_slide(write(tmp_path), device=device)
 
 
@@ -32,7 +32,7 @@ def test_device_index(device, index):
 
 @pytest.mark.parametrize("device", ["cuda: 1", "cuda:-1", "cuda:1 ", "xcuda:1", 0, None])
 def test_no_device_index(device):
-    with pytest.raises(DeviceError, match="is no device"):
+    with pytest.raises(DeviceError, match="is not a device"):
         device_index(device)
 
 
@@ -42,7 +42,7 @@ class Decoder:
 
 
 class FakeGpu(HostDevice):
-    """A device whose start and decoders a test takes into its own hands."""
+    """A device whose start and decoders a test controls."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class FakeGpu(HostDevice):
 
 @pytest.fixture
 def gpu():
-    """The only device of a machine with a driver, not started yet."""
+    """The only device of a machine with a driver; it has not been started."""
     device, made = FakeGpu(), []
 
     def opened(index):
@@ -88,7 +88,7 @@ def starting():
 
 
 class TestWorkers:
-    def test_each_device_has_one(self, gpu):
+    def test_each_device_has_its_own_cache(self, gpu):
         assert gpu.devices.worker(0) is gpu.devices.worker(0)
         assert gpu.devices.worker(1) is not gpu.devices.worker(0)
         assert gpu.made == [0, 1]
@@ -133,7 +133,7 @@ class TestBackgroundStart:
         assert gpu.kinds == ["jpeg"]
         assert soon(lambda: not starting())
 
-    def test_each_kind_is_started_when_it_is_wanted(self, gpu):
+    def test_each_format_starts_on_first_use(self, gpu):
         start = gpu.devices.background
         start.worker("jpeg")
         assert soon(lambda: start.worker("jpeg") is not None)
@@ -156,7 +156,7 @@ class TestBackgroundStart:
         assert set(threading.enumerate()) <= before
         assert gpu.made == []
 
-    def test_a_broken_start_is_silent(self, gpu, caplog):
+    def test_failed_start_does_not_warn(self, gpu, caplog):
         def fail():
             raise DeviceError("CUDA does not start")
 
@@ -184,7 +184,7 @@ class TestBackgroundStart:
         assert start.worker("jpeg") is None
 
     @pytest.mark.parametrize("broken", ["start", "decoder"])
-    def test_any_broken_start_is_silent(self, gpu, broken, monkeypatch):
+    def test_any_failed_start_does_not_warn(self, gpu, broken, monkeypatch):
         ended = []
         monkeypatch.setattr(threading, "excepthook", lambda given: ended.append(given.thread.name))
 

@@ -1,4 +1,4 @@
-"""Uncompressed tiles and Zarr chunks in a CUDA device's memory, by every way there is."""
+"""Uncompressed tiles and Zarr chunks, read into device memory by every method."""
 
 import logging
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide, read_zarr_to_gpu
-from napari_wsigpu.gpu.transfer import gds, raw_reader
-from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
+from napari_wsigpu.gpu.transfer import gds, raw_reader, zarr_reader
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from tests.gpu import test_raw_reader
@@ -33,27 +32,27 @@ def cupy(device):
 
 @pytest.fixture(params=["threads", "kvikio"])
 def way(request, monkeypatch):
-    """What reads files; kvikio also where it is no GPUDirect Storage."""
+    """Reader of the files; kvikio also in its compatibility mode."""
     if request.param == "kvikio":
         pytest.importorskip("kvikio")
     monkeypatch.setenv(gds.GDS, {"threads": "off", "kvikio": "kvikio"}[request.param])
     monkeypatch.setattr(gds, "direct_reads", gds.DirectReads())
     yield request.param
-    # Whatever it was, it did not fail on the way.
+    # kvikio did not fail and fall back to threads.
     assert (gds.direct_reads.module() is not None) == (request.param == "kvikio")
 
 
 @pytest.fixture
-def small_pieces(device, monkeypatch):
-    monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
-    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
+def small_reads(device, monkeypatch):
+    monkeypatch.setattr(gds, "LARGEST_READ", 5000)
+    monkeypatch.setattr(gds, "SMALLEST_READ", 100)
     loader = gds.Loader(device)
     monkeypatch.setattr(runtime.default().devices.worker(0), "loader", loader)
     yield
     loader.close()
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_reads")
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
@@ -70,15 +69,15 @@ def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
         assert slide.stats()["decoded"]["raw"] > 0
 
 
-def test_raw_tiles_in_other_colours(tmp_path, way):
+def test_raw_tiles_with_color_correction(tmp_path, way):
     path, pixels = test_raw_reader.write(tmp_path / "slide.tif")
     with with_profile(path, device="cuda") as slide:
         found = slide.read_region((0, 0), (WIDTH, HEIGHT), device="cuda", color="srgb")
     np.testing.assert_array_equal(found.get(), in_srgb(pixels))
 
 
-def test_a_large_raw_slide_by_many_threads(tmp_path, way, cupy):
-    """Memory that is used again and again shows the right pixels."""
+def test_large_raw_slide_with_many_threads(tmp_path, way, cupy):
+    """Reused memory holds the right pixels."""
     import tifffile
 
     pixels = np.random.default_rng(0).integers(0, 255, (4096, 4096, 3), np.uint8)
@@ -108,8 +107,8 @@ def test_arrays(tmp_path, way, name, missing, small, monkeypatch, caplog, cupy):
     if own == "nvcomp":
         pytest.importorskip("nvidia.nvcomp")
     if small:
-        monkeypatch.setattr(zarr_gpu, "BATCH_BYTES", 5000)
-    monkeypatch.setattr(zarr_gpu, "_said", set())
+        monkeypatch.setattr(zarr_reader, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(zarr_reader, "_warned", set())
     array = zarr_tests.make(tmp_path / "a.zarr", missing=missing, **zarr_tests.STORED[name])
     for selection in zarr_tests.SELECTIONS:
         expected = np.asarray(array[selection])

@@ -13,8 +13,8 @@ from napari_wsigpu.gpu.transfer import gds
 from napari_wsigpu.gpu.transfer.gds import Loader, Transfer
 from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError, SlideReadError
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.batch import PAGE, Batch
-from napari_wsigpu.storage.file import FileSource, Run, join_ranges
+from napari_wsigpu.storage.file_reads import PAGE, FileReads
+from napari_wsigpu.storage.file_source import FileSource, Run, join_ranges
 from tests.fakes.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -41,7 +41,7 @@ def source_of(path):
 
 
 class FakeKvikio:
-    """What is used of kvikio, on host memory; may fail at several places."""
+    """A substitute for kvikio that reads to host memory and can fail at several points."""
 
     __version__ = "26.10.0"
 
@@ -98,10 +98,10 @@ class FakeFuture:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """Nothing is known of kvikio, and files are read in small pieces."""
+    """kvikio has not been imported, and files are read in small ranges."""
     monkeypatch.setattr(gds, "direct_reads", gds.DirectReads())
-    monkeypatch.setattr(gds, "LARGEST_PIECE", 7000)
-    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
+    monkeypatch.setattr(gds, "LARGEST_READ", 7000)
+    monkeypatch.setattr(gds, "SMALLEST_READ", 100)
     for name in (gds.GDS, gds.THREADS, gds.COMPATIBILITY):
         monkeypatch.delenv(name, raising=False)
 
@@ -119,17 +119,17 @@ def kvikio(monkeypatch):
 
 
 def batches(source, count=4, size=20_000):
-    """Cut the file into batches of two ranges each."""
+    """Split the file into batches of two ranges each."""
     step = END // count
     joined = [
         source.join(np.array([start, start + size + 100]), np.array([10, step - size - 100]), PAGE)
         for start in range(0, END, step)
     ]
-    return [Batch(plan.size, [(source, plan.runs)]) for plan in joined]
+    return [FileReads(plan.size, [(source, plan.runs)]) for plan in joined]
 
 
 def transferred(source, device=None, **options):
-    """Read batches; the bytes of each run that came, and those of the file."""
+    """Read batches; return the bytes of each range as read, and as in the file."""
     device = device or HostDevice()
     loader = Loader(device)
     found, expected = [], []
@@ -172,7 +172,7 @@ class TestTransfer:
         found, expected = transferred(source)
         assert found == expected
         assert kvikio.open == 0
-        assert kvikio.threads == gds.reading_threads(gds.MOST_KVIKIO_THREADS)
+        assert kvikio.threads == gds.threads_per_file(gds.MOST_KVIKIO_THREADS)
         assert kvikio.reads
         assert all(offset % PAGE == 0 for _, _, offset in kvikio.reads)
 
@@ -180,11 +180,11 @@ class TestTransfer:
         device = HostDevice()
         transfer = Transfer(Loader(device), device.new_stream())
         assert list(transfer.buffers([])) == []
-        [empty] = transfer.buffers([Batch(0, [(source, [])])])
+        [empty] = transfer.buffers([FileReads(0, [(source, [])])])
         assert empty.shape == (0,)
 
     @pytest.mark.parametrize("fails", ["open", "submit", "read"])
-    def test_what_kvikio_can_not_read_threads_read(self, source, kvikio, caplog, fails):
+    def test_threads_read_what_kvikio_cannot(self, source, kvikio, caplog, fails):
         kvikio.fails = fails
         for _ in range(2):
             found, expected = transferred(source)
@@ -193,9 +193,9 @@ class TestTransfer:
         [record] = caplog.records
         assert record.levelno == logging.WARNING
         assert "without kvikio" in record.message
-        assert len(kvikio.reads) <= 2  # and never again
+        assert len(kvikio.reads) <= 2  # and not for the next batches
 
-    def test_a_file_that_is_cut_short_under_kvikio(self, source, path, kvikio):
+    def test_truncated_file_read_by_kvikio(self, source, path, kvikio):
         kvikio.fails = "short"
         with pytest.raises(SlideChangedError, match=path.name):
             transferred(source)
@@ -211,7 +211,7 @@ class TestTransfer:
 
     @pytest.mark.parametrize("by", ["threads", "kvikio"])
     @pytest.mark.usefixtures("leaves_nothing")
-    def test_who_stops_early_leaves_nothing(self, source, request, by):
+    def test_abandoned_iteration_frees_everything(self, source, request, by):
         if by == "kvikio":
             kvikio = request.getfixturevalue("kvikio")
         device = HostDevice()
@@ -225,7 +225,7 @@ class TestTransfer:
             assert kvikio.open == 0
 
     @pytest.mark.usefixtures("leaves_nothing")
-    def test_a_file_that_can_not_be_read(self, source, monkeypatch):
+    def test_unreadable_file(self, source, monkeypatch):
         def refuse(*arguments):
             raise OSError(5, os.strerror(5))
 
@@ -244,7 +244,7 @@ class TestTransfer:
         with pytest.raises(MemoryError):
             transferred(source, device)
 
-    def test_rooms_that_can_not_be_had_stop_nothing(self, source):
+    def test_failed_trial_allocation_is_ignored(self, source):
         device = HostDevice()
 
         def staging(count, size):
@@ -284,7 +284,7 @@ class TestState:
     @pytest.mark.parametrize(
         ("asked", "readable", "why"),
         [
-            ("ON", True, "as KVIKIO_COMPAT_MODE says"),
+            ("ON", True, "because KVIKIO_COMPAT_MODE is set"),
             ("AUTO", False, "because /run/udev can't be read"),
             ("AUTO", True, "because cuFile can't be used here"),
         ],
@@ -296,10 +296,10 @@ class TestState:
         assert gds.gds_state().reason == f"kvikio is in compatibility mode, {why}"
         assert gds.direct_reads.module() is kvikio
 
-    def test_the_user_s_number_of_threads(self, kvikio, monkeypatch):
+    def test_users_thread_count_is_kept(self, kvikio, monkeypatch):
         monkeypatch.setenv(gds.THREADS, "3")
         assert gds.direct_reads.module() is kvikio
-        assert kvikio.threads == 1  # kvikio reads the number itself
+        assert kvikio.threads == 1  # kvikio reads the variable itself
 
     def test_off(self, kvikio, monkeypatch):
         monkeypatch.setenv(gds.GDS, "off")
@@ -312,7 +312,7 @@ class TestState:
         monkeypatch.setattr(sys.modules["kvikio.defaults"], "set", refuse)
         assert gds.direct_reads.module() is None
 
-    def test_it_is_loaded_once(self, monkeypatch):
+    def test_kvikio_is_imported_once(self, monkeypatch):
         loaded = []
         monkeypatch.setattr(gds, "import_module", loaded.append)
         monkeypatch.setenv(gds.THREADS, "3")
@@ -327,12 +327,12 @@ class TestState:
 class TestFileSource:
     def test_reading(self, source):
         room = bytearray(500)
-        with source.reading() as read:
+        with source.open_reader() as read:
             read(memoryview(room), 1234)
         assert bytes(room) == CONTENT[1234:1734]
 
     def test_the_end(self, source):
-        with source.reading() as read, pytest.raises(SlideChangedError):
+        with source.open_reader() as read, pytest.raises(SlideChangedError):
             read(memoryview(bytearray(500)), END - 100)
 
     def test_the_path_of_a_file_that_changed(self, source, path):

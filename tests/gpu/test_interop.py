@@ -1,4 +1,4 @@
-"""Memory of OpenGL that CUDA writes to: what CUDA is asked for, and what it may refuse."""
+"""OpenGL memory that CUDA writes to: the calls of CUDA, and their failures."""
 
 import sys
 from contextlib import nullcontext
@@ -14,14 +14,14 @@ RESOURCE, TARGET = "resource", 4096
 
 
 class Status(int):
-    """What a function of CUDA's runtime returns first."""
+    """First result of each function of CUDA's runtime."""
 
     name = "cudaErrorOperatingSystem"
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """CUDA's runtime: it notes what it is asked for, and refuses what `refused` names."""
+    """CUDA's runtime; records all calls, and fails in the function `refused`."""
     made = ModuleType("cuda.bindings.runtime")
     made.calls, made.refused, made.devices = [], None, [1, 0]
 
@@ -44,12 +44,13 @@ def cuda(monkeypatch):
     made.cudaMemcpyKind = SimpleNamespace(cudaMemcpyDeviceToDevice=3)
     for name in ("cuda", "cuda.bindings", made.__name__):
         monkeypatch.setitem(sys.modules, name, made)
-    monkeypatch.setattr(driver, "driver_is_there", lambda: True)
+    monkeypatch.setattr(driver, "driver_available", lambda: True)
     return made
 
 
 def shared(size=1 << 16):
-    return SharedBuffer("cuda:0", 0, nullcontext, 7, size)
+    device = SimpleNamespace(name="cuda:0", index=0, active=nullcontext)
+    return SharedBuffer(device, 7, size)
 
 
 def test_pixels_are_copied_while_the_buffer_is_mapped(cuda):
@@ -75,20 +76,20 @@ def test_opengl_on_another_device(cuda):
     assert cuda.calls == []
 
 
-def test_a_buffer_that_can_not_be_shared(cuda):
+def test_buffer_that_cannot_be_registered(cuda):
     cuda.refused = "cudaGraphicsGLRegisterBuffer"
-    with pytest.raises(DeviceError, match="GLRegisterBuffer says cudaErrorOperatingSystem"):
+    with pytest.raises(DeviceError, match="GLRegisterBuffer returned cudaErrorOperatingSystem"):
         shared()
 
 
-def test_a_copy_that_fails_leaves_the_buffer_unmapped(cuda):
+def test_failed_copy_unmaps_the_buffer(cuda):
     buffer = shared()
     cuda.refused = "cudaMemcpyAsync"
-    with pytest.raises(DeviceError, match="can't share memory with OpenGL"):
+    with pytest.raises(DeviceError, match="cannot share memory with OpenGL"):
         buffer.write(512, 1000)
     assert cuda.calls[-1][0] == "cudaGraphicsUnmapResources"
 
 
-def test_a_picture_that_is_too_large(cuda):
-    with pytest.raises(DeviceError, match="needs a larger buffer than 100"):
+def test_image_larger_than_the_buffer(cuda):
+    with pytest.raises(DeviceError, match="doesn't fit into a buffer of 100"):
         shared(100).write(512, 101)

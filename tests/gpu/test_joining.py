@@ -1,4 +1,4 @@
-"""Tiles joined as they are read are the stacks that are joined in memory."""
+"""Tiles that are joined while they are read become the same stacks as in memory."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from napari_wsigpu import native
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.jpeg.joining import StackedBatch, cut
-from napari_wsigpu.gpu.jpeg.stack import JpegStreams
+from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 from napari_wsigpu.model.layout import SlideFile, TileGrid
-from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.storage.files import FilesSource
+from napari_wsigpu.storage.file_source import FileSource
+from napari_wsigpu.storage.files_source import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
 from tests.fakes.host_device import level_of
-from tests.gpu.test_codestream import Streams, batch_of, inserted, maker_of, workspace
+from tests.gpu.test_codestream import Streams, batch_of, inserted, preparer_of, workspace
 from tests.gpu.test_stack import AT_ONCE, TILES, finished, indices_of, stack_of
 from tests.writers import slides
 
@@ -28,21 +28,21 @@ pytestmark = pytest.mark.skipif(native.core is None, reason="needs the native co
 
 
 class Worker:
-    """The buffers of a worker, whose device takes so many JPEGs at once."""
+    """Buffers of a worker whose device decodes a number of JPEGs at once."""
 
     def __init__(self):
         self.device = workspace().device
         self.given = []
 
-    def take_buffer(self, size):
+    def acquire_buffer(self, size):
         return memoryview(bytearray(size))
 
-    def give_buffer(self, buffer):
+    def release_buffer(self, buffer):
         self.given.append(buffer)
 
 
 class Slide:
-    """A level in a file, whose tiles lie apart, and what makes its code streams."""
+    """A level in a file with gaps between tiles, and what makes its code streams."""
 
     def __init__(self, path, tiles, gaps=None, order=None, files=1):
         offsets = np.zeros(len(tiles), np.int64)
@@ -61,7 +61,7 @@ class Slide:
         grid = TileGrid(48, 64, offsets.reshape(1, -1, 1), lengths.reshape(1, -1, 1))
         plain = level_of(jpeg_tables=(SHARED,), size=(48 * len(tiles), 64))
         self.level = replace(plain, grid=grid)
-        self.maker = maker_of(self.level)
+        self.preparer = preparer_of(self.level)
         self.worker = Worker()
         self.tiles = np.stack([np.arange(len(tiles)), np.zeros(len(tiles), np.int64)], 1)
 
@@ -73,11 +73,11 @@ class Slide:
 
     def read(self, source=None):
         source = source or self.source
-        return self.maker.read(source, self.level, self.tiles, BACKGROUND, self.worker)
+        return self.preparer.read_stacked(source, self.level, self.tiles, BACKGROUND, self.worker)
 
     def look(self, tiles=SHORT[:1]):
-        """Have the tiles of another batch prepared, whose header is known from now on."""
-        self.maker.prepare(batch_of(self.level, tiles), len(tiles), workspace())
+        """Prepare another batch, whose header is then the common one."""
+        self.preparer.prepare(batch_of(self.level, tiles), len(tiles), workspace())
 
 
 def segments_of(batch):
@@ -85,7 +85,7 @@ def segments_of(batch):
 
 
 def expected(group, count):
-    """Return the stream of a group of tiles, of so many in all."""
+    """Return the stream of a group of tiles."""
     tiles = [SHARED[:-2] + SHORT[index][2:] for index in group]
     return stack_of(tiles) if count > AT_ONCE else tiles[0]
 
@@ -95,7 +95,7 @@ def check(slide, batch):
     count = len(batch)
     assert isinstance(batch, StackedBatch)
     work = workspace(Streams())
-    prepared = slide.maker.prepare(batch, count, work)
+    prepared = slide.preparer.prepare(batch, count, work)
     assert indices_of(prepared) == list(range(count))
     assert len(work.encoded) == 0
     for group, stream in zip(prepared.groups, work.streams.found, strict=True):
@@ -113,9 +113,9 @@ def check(slide, batch):
             assert length > 20
 
 
-class TestAsTheyAreRead:
+class TestStackedReads:
     @pytest.mark.parametrize("count", [15, 29, 45, 60])
-    def test_the_same_streams_and_no_byte_is_copied(self, tmp_path, count):
+    def test_joined_reads_give_the_same_streams_without_copies(self, tmp_path, count):
         with Slide(tmp_path / "tiles", SHORT[:count]) as slide:
             slide.look()
             check(slide, slide.read())
@@ -126,7 +126,7 @@ class TestAsTheyAreRead:
         files=st.integers(1, 3),
         backwards=st.booleans(),
     )
-    def test_tiles_that_lie_apart(self, tmp_path_factory, gaps, files, backwards):
+    def test_scattered_tiles(self, tmp_path_factory, gaps, files, backwards):
         path = tmp_path_factory.getbasetemp() / "apart"
         order = list(range(len(gaps)))[:: -1 if backwards else 1]
         with Slide(path, SHORT[: len(gaps)], gaps, order, files) as slide:
@@ -136,7 +136,7 @@ class TestAsTheyAreRead:
     @pytest.mark.parametrize(
         "why", ["unknown", "various", "other", "no end", "short", "source", "alone"]
     )
-    def test_tiles_that_have_to_be_read_as_they_are(self, tmp_path, why):
+    def test_tiles_that_cannot_be_joined_while_read(self, tmp_path, why):
         tiles = SHORT[: AT_ONCE if why == "alone" else 30]
         if why == "no end":
             tiles[20] = tiles[20][:-2] + b"\0\0"
@@ -151,23 +151,23 @@ class TestAsTheyAreRead:
                 slide.look()
             for _ in range(2):
                 assert slide.read(MemorySource(b"") if why == "source" else None) is None
-                # A buffer that was taken comes back, and no second attempt is made.
+                # The buffer is released, and there is no second attempt.
                 assert len(slide.worker.given) == (why in ("other", "no end"))
 
 
 def test_joined_in_memory(tmp_path):
-    """Also where the header is known, and without the core."""
+    """With a known header, and without the core, too."""
     for core in (native.core, None):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(native, "core", core)
             level = level_of(jpeg_tables=(SHARED,))
-            maker = maker_of(level)
-            assert isinstance(maker, JpegStreams)
+            preparer = preparer_of(level)
+            assert isinstance(preparer, JpegStreams)
             for known in (False, True):
-                if known and core is not None:  # no tile is looked at in Python any more
-                    patched.setattr(maker, "_by_header", None)
+                if known and core is not None:  # Python does not examine each tile
+                    patched.setattr(preparer, "_by_header", None)
                 work = workspace(Streams())
-                prepared = maker.prepare(batch_of(level, SHORT), 60, work)
+                prepared = preparer.prepare(batch_of(level, SHORT), 60, work)
                 assert indices_of(prepared) == list(range(60))
                 for group, stream in zip(prepared.groups, work.streams.found, strict=True):
                     assert stream == expected(group, 60)
@@ -176,10 +176,10 @@ def test_joined_in_memory(tmp_path):
 def test_headers_that_are_too_long_for_the_core():
     comment = b"\xff\xfe\x13\x88" + bytes(5000 - 2)
     level, tiles = level_of(), [inserted(tile, 2, comment) for tile in TILES]
-    maker = maker_of(level)
+    preparer = preparer_of(level)
     for _ in range(2):
         work = workspace(Streams())
-        prepared = maker.prepare(batch_of(level, tiles), 60, work)
+        prepared = preparer.prepare(batch_of(level, tiles), 60, work)
         assert indices_of(prepared) == list(range(60))
         for group, stream in zip(prepared.groups, work.streams.found, strict=True):
             assert stream == stack_of([tiles[index] for index in group])

@@ -1,8 +1,9 @@
-"""What kernels do to memory: compiled for the host, and on a GPU where there is one."""
+"""The kernels of kernels.cu, compiled for the host, and on a GPU if there is one."""
 
 import gc
 import shutil
 import struct
+from types import SimpleNamespace
 
 import imagecodecs
 import numpy as np
@@ -11,8 +12,8 @@ from PIL import Image
 
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
-from napari_wsigpu.gpu.device.device import AVERAGED_TYPES, TileFormat
-from napari_wsigpu.gpu.device.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
+from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES, TileFormat
+from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, SCALED, SEGMENT
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.average import resample_area, source_span
 from napari_wsigpu.slide import runtime
@@ -46,7 +47,7 @@ def stream(device):
 
 
 class Memory:
-    """Copies of arrays in a device's memory, one after another, and their addresses."""
+    """Copies of arrays in device memory, one after another, and their addresses."""
 
     def __init__(self, device, stream, arrays):
         arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -66,8 +67,8 @@ class Memory:
 
 
 def no_doubts(device, count):
-    """Flags of so many tiles, which a device may set."""
-    doubts = device.shared(count, np.int32)
+    """Flags for `count` tiles in page-locked memory."""
+    doubts = device.pinned_array(count, np.int32)
     doubts[:] = 0
     return doubts
 
@@ -80,7 +81,7 @@ def samples_of(rng, shape, dtype):
 
 
 def blank_pixels(device, stream, shape, dtype, skipped=0):
-    """An array of the device that nobody has written to, `skipped` samples into its memory."""
+    """An array filled with UNTOUCHED, `skipped` samples into its memory."""
     size = int(np.prod(shape))
     pixels = device.empty((skipped + size,), dtype)
     device.fill(pixels, UNTOUCHED, stream)
@@ -97,13 +98,13 @@ def on_host(device, stream, pixels):
 
 
 def cut(rng, length):
-    """Cut a length at some places."""
+    """Split a length at random positions."""
     edges = np.unique([0, length, *rng.integers(0, length + 1, 2)])
     return list(zip(edges[:-1].tolist(), np.diff(edges).tolist(), strict=True))
 
 
 class Pasted:
-    """Regions of random sizes that are put together of random parts of tiles."""
+    """Regions of random sizes, assembled from random parts of tiles."""
 
     def __init__(self, rng, tiles, step):
         count, height, width = tiles.shape[:3]
@@ -145,8 +146,8 @@ class Pasted:
 @pytest.mark.parametrize("step", [(1, 1), (2, 3), (5, 1), (1, 4)])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_parts_of_tiles_come_to_their_places(device, stream, channels, dtype, step):
-    """At every kind of offset, into memory that begins anywhere, all channels or one."""
+def test_paste(device, stream, channels, dtype, step):
+    """With all kinds of offsets and alignments, all channels or one."""
     rng = np.random.default_rng(channels)
     twin = HostDevice()
     for number in range(12):
@@ -179,7 +180,7 @@ def test_a_tile_may_have_more_rows_than_a_grid(device, stream):
 
 
 def test_parts_may_lie_beyond_what_32_bits_count(device, stream):
-    """Of places in regions; the memory before and between them is not there."""
+    """Positions beyond 2**31; only the memory of the parts exists."""
     far = 1 << 33
     pixels = samples_of(np.random.default_rng(0), (5, 7, 4), "uint8")
     memory = Memory(device, stream, [pixels])
@@ -202,7 +203,7 @@ def test_paste_of_nothing(device, stream):
 
 @pytest.mark.parametrize("step", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("channels", [3, 4])
-def test_parts_of_tiles_come_in_other_colours(device, stream, scanner_colours, channels, step):
+def test_paste_colors(device, stream, scanner_colours, channels, step):
     rng = np.random.default_rng(channels)
     colors = device.colors(scanner_colours)
     for number in range(8):
@@ -217,7 +218,7 @@ def test_parts_of_tiles_come_in_other_colours(device, stream, scanner_colours, c
         np.testing.assert_array_equal(on_host(device, stream, pixels), expected)
 
 
-def test_every_colour_is_looked_up(device, stream, scanner_colours):
+def test_every_color_is_looked_up(device, stream, scanner_colours):
     pixels = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)
     memory = Memory(device, stream, [pixels])
     found = blank_pixels(device, stream, pixels.shape, "uint8")
@@ -227,7 +228,7 @@ def test_every_colour_is_looked_up(device, stream, scanner_colours):
     np.testing.assert_array_equal(on_host(device, stream, found), scanner_colours.recolored(pixels))
 
 
-def test_a_table_is_copied_once_and_not_kept(device):
+def test_color_table_is_uploaded_once_and_freed(device):
     table = ColorProfile(PROFILES["gamma"], "slide").table()
     colors = device.colors(table)
     assert device.colors(table) is colors
@@ -285,7 +286,7 @@ def test_parts_are_drawn_at_another_scale(device, stream, ratios, channels, dtyp
 
 
 @pytest.mark.parametrize("channel", [None, 0])
-def test_pixels_of_8_bits_are_smoothed_where_blocks_would_be_seen(device, stream, channel):
+def test_enlarged_8_bit_pixels_are_interpolated(device, stream, channel):
     channels = 1 if channel is not None else 3
     tile = samples_of(np.random.default_rng(2), (9, 13, channels), "uint8")
     memory = Memory(device, stream, [tile])
@@ -300,7 +301,7 @@ def test_pixels_of_8_bits_are_smoothed_where_blocks_would_be_seen(device, stream
     assert np.abs((found[..., :3] if channel is None else found) - expected).max() <= 1
 
 
-def test_scaled_parts_come_in_other_colours(device, stream, scanner_colours):
+def test_scaled_parts_with_colors(device, stream, scanner_colours):
     tile = samples_of(np.random.default_rng(3), (20, 30, 3), "uint8")
     memory = Memory(device, stream, [tile])
     pixels = blank_pixels(device, stream, (20, 30, 4), "uint8")
@@ -326,6 +327,17 @@ def test_device_memory_is_copied_within_the_device(device, stream):
     np.testing.assert_array_equal(memory.get(0, tile.shape, "uint8"), tile)
 
 
+def test_send_waits_for_a_temporary_copy(device):
+    waits = []
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: waits.append(device.new_stream()))
+    tile = samples_of(np.random.default_rng(5), (6, 7, 3), "uint8")
+    pixels = device.empty(tile.shape, "uint8")
+    device.send(tile, pixels, stream)
+    assert not waits
+    device.send(tile[:, ::-1], pixels, stream)
+    assert len(waits) == 1
+
+
 # Raw segments
 
 
@@ -340,7 +352,7 @@ def raw_level(channels, planes, dtype, byte_order, tile):
 @pytest.mark.parametrize("dtype", [*TYPES, "int16", "float64"])
 @pytest.mark.parametrize(("channels", "planes"), [(1, 1), (3, 1), (3, 3), (4, 2)])
 def test_raw_segments_become_tiles(device, stream, channels, planes, dtype, byte_order):
-    """Of any byte order, interleaved or a plane each, cut at the edges, or missing."""
+    """In any byte order, interleaved or separate planes, cropped at the edges, or missing."""
     rng = np.random.default_rng(planes)
     samples, background = channels // planes, 55
     for tile in ((5, 7), (30, 100)):
@@ -367,7 +379,7 @@ def test_raw_segments_become_tiles(device, stream, channels, planes, dtype, byte
             values = 0 if missing else source, targets.addresses[number], *rest
             for name, value in zip(SEGMENT.names, values, strict=True):
                 row[name] = value
-        device.lay_out(table, level, background, stream)
+        device.scatter_segments(table, level, background, stream)
         for number, pixels in enumerate(expected):
             found = targets.get(number, pixels.shape, dtype)
             np.testing.assert_array_equal(found, pixels)
@@ -375,7 +387,7 @@ def test_raw_segments_become_tiles(device, stream, channels, planes, dtype, byte
 
 def test_no_segments_are_nothing(device, stream):
     level = raw_level(3, 1, "uint8", "<", (5, 7))
-    device.lay_out(np.zeros(0, SEGMENT), level, 0, stream)
+    device.scatter_segments(np.zeros(0, SEGMENT), level, 0, stream)
 
 
 # Averages
@@ -432,11 +444,11 @@ def test_averages_of_a_part_are_those_of_the_whole(device, stream, scale):
     assert abs(found.astype(int) - whole).max() <= 1
 
 
-# Colours of JPEG
+# Colors of JPEG
 
 
 def by_libjpeg(ycbcr):
-    """(RGB before it is clipped, as int) with libjpeg's rounding."""
+    """RGB as int, before it is clipped, with libjpeg's rounding."""
     y, cb, cr = np.moveaxis(ycbcr.astype(np.int64), -1, 0)
     cb, cr, half = cb - 128, cr - 128, 1 << 15
     red = (91881 * cr + half) >> 16
@@ -446,7 +458,7 @@ def by_libjpeg(ycbcr):
 
 
 def test_ycbcr_to_rgb_of_every_chroma(device, stream):
-    """With some lumas; a tile each."""
+    """For several values of luma, a tile each."""
     lumas = [0, 1, 16, 77, 128, 200, 254, 255]
     ycbcr = np.stack(np.meshgrid(lumas, np.arange(256), np.arange(256), indexing="ij"), -1)
     expected = np.clip(by_libjpeg(ycbcr), 0, 255).astype(np.uint8)
@@ -485,7 +497,7 @@ def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
         doubts = no_doubts(each, 5)
         doubts[:] = 0
         if each is not device:
-            # The stand-in looks at a scan even if it is empty.
+            # The reference searches a scan even if it is empty.
             end = np.zeros(1, np.uint8)
             tiles["scan"] = end.ctypes.data
         each.merge_planes(tiles, tile, sampling, doubts, stream, to_rgb=to_rgb)
@@ -495,11 +507,11 @@ def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
     np.testing.assert_array_equal(*found)
 
 
-# Doubts about JPEGs
+# Doubtful JPEGs
 
 
 def doubts_of(device, stream, plane, scan, length, marks):
-    """Whether a gray tile of 16 x 16 pixels is in doubt; else its pixels are the plane."""
+    """Whether a gray tile of 16 x 16 pixels is doubtful; otherwise its pixels are the plane."""
     tile = TileFormat(16, 16, 1, "uint8")
     memory = Memory(device, stream, [plane, np.zeros_like(plane)])
     rows = np.zeros(1, JPEG_TILE)
@@ -515,13 +527,13 @@ def doubts_of(device, stream, plane, scan, length, marks):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 15, 16, 17])
-def test_markers_within_scans_are_looked_for(device, stream, offset):
+def test_markers_in_scans_are_found(device, stream, offset):
     rng = np.random.default_rng(offset)
     length = 5000
     plane = np.full((16, 16), 128, np.uint8)
-    marks = (0, 0, 8, *struct.unpack("<4q", bytes([2, *bytes(31)])))  # all codes stand for 0
+    marks = (0, 0, 8, *struct.unpack("<4q", bytes([2, *bytes(31)])))  # all codes have the symbol 0
     for place in [None, 0, 1, 14, 15, 16, 17, 4094, length - 2, length - 1]:
-        room = device.shared(offset + length + 100, np.uint8)
+        room = device.pinned_array(offset + length + 100, np.uint8)
         room[:] = 255
         scan = room[offset : offset + length]
         scan[:] = rng.integers(0, 255, length)
@@ -541,7 +553,7 @@ def test_the_first_block_is_compared_with_its_code(device, stream, quality, opti
         jpeg = imagecodecs.jpeg8_encode(pixels, level=quality, optimize=optimize)
         start = header_length(jpeg)
         marks = Stacking(jpeg[:start], read_header(jpeg[:start])).marks
-        scan = device.shared(len(jpeg) + 64, np.uint8)
+        scan = device.pinned_array(len(jpeg) + 64, np.uint8)
         length = len(jpeg) - start - 2
         scan[: length + 2] = np.frombuffer(jpeg[start:], np.uint8)
         plane = imagecodecs.jpeg8_decode(jpeg)
@@ -557,7 +569,7 @@ def test_the_first_block_is_compared_with_its_code(device, stream, quality, opti
     assert found[False]
 
 
-def test_strips_are_looked_for(device, stream):
+def test_strips_are_checked(device, stream):
     tile = TileFormat(16, 64, 1, "uint8")
     shades = np.array([207, 128])[np.arange(64) // 8 % 2]
     far = np.where(np.arange(64) == 63, 128 - 4, shades)

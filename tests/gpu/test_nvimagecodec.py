@@ -1,4 +1,4 @@
-"""Batches in flight: their pixels are the CPU decoder's, whatever fails on the device.
+"""Batches have the pixels of the CPU decoder, whatever fails on the device.
 
 Here nvImageCodec decodes on the CPU, into a device that is host memory.
 """
@@ -28,7 +28,7 @@ from tests.writers import slides, tiffbytes
 pytest.importorskip("nvidia.nvimgcodec")
 
 TILE = (48, 64)
-# Neither a multiple of the tile's height nor of its width: 4 x 4 tiles.
+# A multiple of neither the tile's height nor its width: 4 x 4 tiles.
 SIZE = (160, 230)
 BACKGROUND = 200
 
@@ -38,7 +38,7 @@ def jpeg_2000(tile):
 
 
 def stored(tile):
-    """Encode RGB as Aperio does: nothing in the JPEG says so."""
+    """Encode RGB as Aperio does, without saying so in the JPEG."""
     return with_ids(without_adobe(slides.jpeg(tile)), (1, 2, 3))
 
 
@@ -71,12 +71,12 @@ def batch_of(kind="JPEG 4:2:0", *, cut=False, size=SIZE):
 
 
 def expected(tile):
-    """Decode a tile on the CPU; it may be cut to its level."""
+    """Decode a tile on the CPU; it may be cropped to its level."""
     return decode_tile(tile, np.empty(tile.level.tile_bytes, np.uint8))
 
 
 def check(scheduled, batch, but=()):
-    """Compare all tiles of a batch with the CPU's."""
+    """Compare all tiles of a batch with those of the CPU."""
     for index, tile in enumerate(batch):
         if index not in but:
             pixels = expected(tile)
@@ -113,7 +113,7 @@ def spoil(on, image):
 
 
 def doubted(on, places):
-    """Have the device miss the strips below the tiles of these rows."""
+    """Make the device miss the strips below the tiles in these rows of the table."""
     merge_planes = on.device.merge_planes
 
     def merge(rows, tile, sampling, doubts, *others, **options):
@@ -140,7 +140,7 @@ class TestPixels:
         scheduled = on.schedule(batch)
         assert scheduled.wait() == {}
         check(scheduled, batch)
-        assert scheduled.pending.on_cpu == 7  # the lower and the right edge
+        assert scheduled.pending.on_cpu == 7  # the lower and right edges
 
     def test_a_missing_segment_is_background(self, on):
         batch = batch_of()
@@ -150,7 +150,7 @@ class TestPixels:
         assert (scheduled.pixels(4) == BACKGROUND).all()
         check(scheduled, batch)
 
-    def test_what_has_no_recipe_is_decoded_by_the_cpu(self, on):
+    def test_cpu_decodes_levels_without_a_recipe(self, on):
         level = level_of(3, tile=TILE, compression=1)
         pixels = slides.picture(*TILE)
         scheduled = on.schedule([EncodedTile(level, 0, 0, (memoryview(pixels.tobytes()),), 0)])
@@ -208,7 +208,7 @@ DAMAGE = {
 class TestFailures:
     @pytest.mark.parametrize("damage", DAMAGE)
     @pytest.mark.parametrize("kind", ["JPEG 4:2:0", "JPEG 2000"])
-    def test_a_damaged_tile_costs_only_itself(self, on, kind, damage):
+    def test_damaged_tile_fails_alone(self, on, kind, damage):
         batch = batch_of(kind)
         segment = DAMAGE[damage]
         if segment is None:
@@ -223,7 +223,7 @@ class TestFailures:
         assert scheduled.pending.on_cpu == 1
         assert not any(5 in call for call in scheduled.calls)
 
-    def test_a_damaged_tile_of_the_cpus_share(self, on):
+    def test_damaged_tile_decoded_by_the_cpu(self, on):
         batch = spoiled(batch_of(), 12)
         scheduled = on.schedule(batch, share=0.5)
         assert list(scheduled.wait()) == [12]
@@ -247,7 +247,7 @@ class TestFailures:
         assert sizes == [8, 4, 2, 2, 4, 2, 2]
         assert warnings(caplog) == []
 
-    def test_a_batch_in_which_nothing_worked_is_tried_in_parts(self, on, caplog):
+    def test_failed_batch_is_retried_in_parts(self, on, caplog):
         sizes = []
 
         def small(decoder, streams, images):
@@ -296,7 +296,7 @@ class TestFailures:
         assert scheduled.calls == [[i for i in range(16) if i not in (6, 7)], [6, 7]]
         assert len(warnings(caplog)) == 1
 
-    def test_images_that_did_not_work_are_decoded_by_the_cpu(self, on, caplog):
+    def test_cpu_decodes_failed_images(self, on, caplog):
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
             for place in (1, 4):
@@ -347,7 +347,7 @@ class TestFailures:
             assert scheduled.pending.on_cpu == on_cpu
         assert len(warnings(caplog)) == 1
 
-    def test_all_tiles_of_a_stack_in_doubt_are_decoded_by_the_cpu(self, on):
+    def test_cpu_decodes_all_tiles_of_a_doubtful_stack(self, on):
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
             for place in (1, 4):
@@ -362,8 +362,8 @@ class TestFailures:
         assert scheduled.pending.on_cpu == 4
         assert scheduled.calls == [list(range(16)), [2, 3, 8, 9]]
 
-    def test_doubts_are_those_of_the_images_that_worked(self, on):
-        """The flags are those of the decoded tiles, not of the whole batch."""
+    def test_flags_follow_the_decoded_images(self, on):
+        """The flags belong to the decoded tiles, not to the whole batch."""
 
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
@@ -378,7 +378,7 @@ class TestFailures:
         assert scheduled.calls[1:] == [[3, 4, 5, 6]]
         assert scheduled.pending.on_cpu == 6
 
-    def test_doubts_of_one_batch_are_none_of_the_next(self, on):
+    def test_flags_do_not_carry_over(self, on):
         doubted(on, slice(None))
         batch = batch_of()
         on.schedule(batch).wait()
@@ -398,7 +398,7 @@ class TestFailures:
             ("JPEG 2000", []),
         ],
     )
-    def test_only_what_is_ycbcr_is_converted(self, on, kind, done):
+    def test_only_ycbcr_tiles_are_converted(self, on, kind, done):
         found = []
         merge, convert = on.device.merge_planes, on.device.ycbcr_to_rgb
 
@@ -424,7 +424,7 @@ def large_batch(kind="JPEG 4:2:0"):
 
 
 def stack_of(index):
-    """Return the tiles on top of each other with one, in a batch of `LARGE_TILES`."""
+    """Return the tiles in the same stack as one, in a batch of `LARGE_TILES`."""
     size = LARGE_TILES // STACKS
     return list(range(index // size * size, index // size * size + size))
 
@@ -481,7 +481,7 @@ DAMAGED_SCANS = [cut, zeros, ones, too_much, noise, restarts, ends, markers]
 
 
 def damaged(tile, damage, rng):
-    """Harm the scan of a tile, which begins and ends as it should."""
+    """Damage the scan of a tile, but not its header and end."""
     data = bytes(tile.segments[0])
     start = scan_start(data)
     harmed = data[:start] + damage(data[start:-2], rng) + b"\xff\xd9"
@@ -510,7 +510,7 @@ class TestStacks:
         assert len(images) == -(-count // most) <= 14
 
     @pytest.mark.parametrize("damage", DAMAGED_SCANS)
-    def test_damaged_scans_cost_no_other_tile_a_wrong_pixel(self, on, damage):
+    def test_damaged_scans_do_not_change_other_tiles(self, on, damage):
         rng = random.Random(damage.__name__)
         batch = large_batch()
         truth = [expected(tile) for tile in batch]
@@ -533,7 +533,7 @@ class TestStacks:
             doubts += scheduled.pending.on_cpu > 0
         assert doubts or damage is not ends
 
-    def test_a_tile_that_ends_twice_is_left_to_the_cpu(self, on):
+    def test_tile_with_two_ends_is_left_to_the_cpu(self, on):
         batch = large_batch()
         data = bytes(batch[32].segments[0])
         place = (scan_start(data) + len(data)) // 2
@@ -546,8 +546,8 @@ class TestStacks:
 
     @pytest.mark.parametrize("kind", ["JPEG 4:2:0", "JPEG 4:4:4", "gray JPEG"])
     @pytest.mark.parametrize("steps", [-1, 1, 2])
-    def test_stacks_that_are_shown_shifted(self, on, kind, steps):
-        """The tiles of the fourth image are shown in other tiles' places."""
+    def test_shifted_stacks(self, on, kind, steps):
+        """The tiles of the fourth image appear in other tiles' slots."""
 
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
@@ -581,7 +581,7 @@ class TestStacks:
         assert scheduled.pending.on_cpu == LARGE_TILES
         assert on.verifier.reason is None
 
-    def test_a_device_that_never_keeps_tiles_apart_is_given_up(self, on, caplog):
+    def test_device_that_always_shifts_stacks_is_given_up(self, on, caplog):
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
             for image in images.tolist():
@@ -598,7 +598,7 @@ class TestStacks:
         assert len(warnings(caplog)) == 1
 
     def test_tiles_of_several_headers(self, on):
-        """Tiles of one quality are stacked with their like."""
+        """Tiles of one quality are stacked with each other."""
         level = batch_of(size=LARGE)[0].level
         pixels = slides.picture(*LARGE)
         batch = [
@@ -623,9 +623,9 @@ class TestStacks:
         assert [index % 3 for index in scheduled.calls[0]] == [0] * 20 + [1] * 20 + [2] * 20
 
 
-class TestThen:
+class TestDeliver:
     @pytest.mark.parametrize("error", [KeyError, MemoryError, OSError])
-    def test_its_errors_come_out_of_wait(self, on, error):
+    def test_wait_raises_errors(self, on, error):
         def then(indices):
             raise error("no room")
 
@@ -639,15 +639,15 @@ class TestThen:
         assert after.wait() == {}
         check(after, batch)
 
-    def test_a_device_error_comes_out_as_it_is(self, on):
+    def test_device_error_is_not_wrapped(self, on):
         def then(indices):
             raise DeviceError("it fell off the bus")
 
         with pytest.raises(DeviceError, match=r"^it fell off the bus$"):
             on.schedule(batch_of(), then).wait()
 
-    def test_the_device_is_done_when_an_error_comes_out(self, on):
-        """Or the places and what is uploaded to them would be used while they are given back."""
+    def test_device_is_idle_when_an_error_is_raised(self, on):
+        """Otherwise slots and staging memory would be released while they are used."""
 
         def then(indices):
             raise KeyError("no room")
@@ -657,7 +657,7 @@ class TestThen:
             scheduled.wait()
         assert on.device.synchronised >= 1
 
-    def test_pixels_are_in_place_when_it_is_called(self, on):
+    def test_pixels_are_valid_when_deliver_is_called(self, on):
         batch = batch_of()
         seen = {}
 
@@ -668,13 +668,13 @@ class TestThen:
         for index, tile in enumerate(batch):
             np.testing.assert_array_equal(seen[index], expected(tile))
 
-    def test_a_batch_is_synchronised_once(self, on):
+    def test_batch_is_synchronized_once(self, on):
         batch = batch_of()
         for count in (1, 2, 3):
             on.schedule(batch).wait()
             assert on.device.synchronised == count
 
-    def test_what_was_decoded_another_way_is_synchronised_too(self, on):
+    def test_tiles_decoded_afterwards_are_synchronized(self, on):
         events = []
         real = on.device.upload
 
@@ -691,14 +691,14 @@ class TestThen:
     @pytest.mark.parametrize(
         ("kind", "work"), [("JPEG 4:2:0", "merge_planes"), ("Aperio's YCbCr", "ycbcr_to_rgb")]
     )
-    def test_a_callers_stream_is_used_for_everything(self, on, monkeypatch, kind, work):
+    def test_all_work_uses_the_callers_stream(self, on, monkeypatch, kind, work):
         class Given(HostStream):
             ptr, times = 7, 0
 
             def synchronize(self):
                 self.times += 1
 
-        stream, streams, described = Given(on.device), [], []
+        stream, streams, targets = Given(on.device), [], []
         names = {"upload", "download_tile", "record", work}
         batch = batch_of(kind)
 
@@ -713,7 +713,7 @@ class TestThen:
             monkeypatch.setattr(on.device, name, watched(name, getattr(on.device, name)))
         add = HostImages.add
         monkeypatch.setattr(
-            HostImages, "add", lambda *given: described.append(given[-1]) or add(*given)
+            HostImages, "add", lambda *given: targets.append(given[-1]) or add(*given)
         )
         scheduled = on.schedule(
             batch, lambda indices: streams.append(("then", stream)), stream=stream, share=0.5
@@ -722,13 +722,13 @@ class TestThen:
         check(scheduled, batch)
         assert {name for name, _ in streams} == {*names, "then"}
         assert all(used is stream for _, used in streams)
-        assert described == [7] * 8
+        assert targets == [7] * 8
         assert stream.times == 1
         assert on.device.synchronised == 0
 
 
 class Held:
-    """A device whose next decode waits until it is let go."""
+    """A device whose next decode waits until the test continues it."""
 
     def __init__(self, on):
         self.begun, self.go = threading.Event(), threading.Event()
@@ -750,7 +750,7 @@ def in_thread(function):
 
 
 class TestCancel:
-    def test_before_it_begins(self, on):
+    def test_cancel_before_start(self, on):
         held = Held(on)
         batch = batch_of()
         first = on.schedule(batch)
@@ -769,14 +769,14 @@ class TestCancel:
         assert third.wait() == {}
         check(third, batch)
 
-    def test_while_it_is_decoded(self, on):
+    def test_cancel_while_decoding(self, on):
         held = Held(on)
         batch = batch_of()
         first = on.schedule(batch, share=0.5)
         assert held.begun.wait(20)
         cancelling = in_thread(first.pending.cancel)
         cancelling.join(0.1)
-        assert cancelling.is_alive()  # the device still writes to its places
+        assert cancelling.is_alive()  # the device still writes to its slots
         held.go.set()
         cancelling.join(20)
         assert not cancelling.is_alive()
@@ -784,7 +784,7 @@ class TestCancel:
         assert second.wait() == {}
         check(second, batch)
 
-    def test_when_it_is_done(self, on):
+    def test_cancel_after_completion(self, on):
         batch = batch_of()
         scheduled = on.schedule(batch)
         scheduled.wait()
@@ -793,7 +793,7 @@ class TestCancel:
 
 
 class TestWorker:
-    def test_close_joins_its_thread_after_what_was_submitted(self, leaves_nothing):
+    def test_close_runs_submitted_jobs_first(self, leaves_nothing):
         on = OnDevice()
         batch = batch_of()
         flying = [on.schedule(batch) for _ in range(4)]
@@ -802,7 +802,7 @@ class TestWorker:
             assert scheduled.wait() == {}
             check(scheduled, batch)
 
-    def test_close_lets_go_of_the_decoders(self):
+    def test_close_releases_the_decoders(self):
         on = OnDevice()
         made = []
         on.decode_by(given)
@@ -831,7 +831,7 @@ class TestWorker:
         OnDevice().close()
 
     def test_no_two_threads_decode_at_once(self, on):
-        """It would end the process."""
+        """It would crash the process."""
         busy = threading.Lock()
         clashes = []
 
@@ -879,7 +879,7 @@ class TestWorker:
         assert not thread.is_alive()
         assert isinstance(outcome[0], DeviceError)
 
-    def test_a_job_that_fails_does_not_end_it(self, on, monkeypatch):
+    def test_failed_job_does_not_stop_the_thread(self, on, monkeypatch):
         monkeypatch.setattr(threading, "excepthook", lambda given: None)
 
         def job(worker):
@@ -897,7 +897,7 @@ class TestWorker:
 class TestMemory:
     @pytest.fixture
     def watched(self, on):
-        """Weak references to each piece of staging memory; garbage is not collected."""
+        """Weak references to all staging memory; the garbage collector is off."""
         found = []
 
         def watch(real):
@@ -908,33 +908,34 @@ class TestMemory:
 
             return take
 
-        on.device.staging, on.device.shared = watch(on.device.staging), watch(on.device.shared)
+        on.device.staging = watch(on.device.staging)
+        on.device.pinned_array = watch(on.device.pinned_array)
         gc.collect()
         gc.disable()
         yield found
         gc.enable()
 
-    @pytest.mark.parametrize("way", ["waited", "cancelled", "failed", "spoiled"])
-    def test_nothing_is_kept_of_a_batch(self, on, watched, way):
+    @pytest.mark.parametrize("outcome", ["waited", "cancelled", "failed", "spoiled"])
+    def test_finished_batch_is_freed(self, on, watched, outcome):
         def then(indices):
-            if way == "failed":
+            if outcome == "failed":
                 raise KeyError("no room")
 
-        batch = spoiled(batch_of(), 3) if way == "spoiled" else batch_of()
+        batch = spoiled(batch_of(), 3) if outcome == "spoiled" else batch_of()
         encoded = joined(batch)
         buffer = weakref.ref(encoded.view.obj)
         scheduled = on.schedule(encoded, then, share=0.5)
-        if way == "cancelled":
+        if outcome == "cancelled":
             scheduled.pending.cancel()
-        elif way == "failed":
+        elif outcome == "failed":
             with pytest.raises(DeviceError):
                 scheduled.wait()
         else:
             scheduled.wait()
         del encoded, scheduled, on.latest
         on.worker.trim()
-        if way in ("failed", "spoiled"):
-            gc.collect()  # an exception and its traceback are a cycle
+        if outcome in ("failed", "spoiled"):
+            gc.collect()  # an exception and its traceback form a cycle
         until = time.monotonic() + 0.5
         while time.monotonic() < until and any(
             reference() is not None for reference in [buffer, *watched]
@@ -943,17 +944,19 @@ class TestMemory:
         assert buffer() is None
         assert [memory for memory in watched if memory() is not None] == []
 
-    def test_staging_is_given_back_when_the_batch_is_done(self, on, watched):
+    def test_staging_is_freed_after_the_batch(self, on, watched):
         batch = batch_of()
         scheduled = on.schedule(batch, share=0.5)
         scheduled.wait()
         assert len(watched) > 2
-        assert len([memory for memory in watched if memory() is not None]) == 2  # a workspace's
+        assert (
+            len([memory for memory in watched if memory() is not None]) == 2
+        )  # those of a workspace
         on.worker.trim()
         assert [memory for memory in watched if memory() is not None] == []
         check(scheduled, batch)
 
-    def test_one_workspace_serves_one_batch_after_the_other(self, on, watched):
+    def test_workspace_is_reused(self, on, watched):
         for _ in range(5):
             on.schedule(batch_of()).wait()
         del on.latest
@@ -967,16 +970,16 @@ class TestMemory:
             check(scheduled, batch)
             assert scheduled.pending.on_cpu == 0
 
-    @pytest.mark.parametrize("way", ["waited", "cancelled", "failed"])
-    def test_trim_frees_what_no_batch_uses(self, on, way):
+    @pytest.mark.parametrize("outcome", ["waited", "cancelled", "failed"])
+    def test_trim_frees_idle_memory(self, on, outcome):
         def then(indices):
-            if way == "failed":
+            if outcome == "failed":
                 raise KeyError("no room")
 
         before = on.device.live
         for _ in range(MOST_IDLE + 2):
             scheduled = on.schedule(batch_of(), then, at_once=False)
-            if way == "cancelled":
+            if outcome == "cancelled":
                 scheduled.pending.cancel()
             else:
                 with suppress(DeviceError):
@@ -995,7 +998,7 @@ class TestMemory:
         gc.collect()
         assert on.device.live == MOST_IDLE * SMALLEST
 
-    def test_no_room_to_work_in(self, on):
+    def test_no_memory_for_the_workspace(self, on):
         batch = batch_of()
         scheduled = on.schedule(batch)
         scheduled.wait()
@@ -1013,7 +1016,7 @@ class TestMemory:
 
 
 def test_stress():
-    """Many threads, cancellations and failures: no wrong pixel, and no hang."""
+    """Many threads, cancellations and failures cause no wrong pixels and no deadlock."""
     on = OnDevice()
     rng = random.Random(0)
     lock = threading.Lock()

@@ -14,7 +14,7 @@ from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
 
-HEIGHT, WIDTH = 131, 203  # no multiple of a tile
+HEIGHT, WIDTH = 131, 203  # not a multiple of a tile
 GRAY = {"channels": 1, "photometric": 1}
 KINDS = {
     "RGB": {},
@@ -63,14 +63,14 @@ def read(slide, place=(0, 0), size=(WIDTH, HEIGHT), **options):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Several batches, of several pieces each."""
+    """Several batches of several ranges each."""
     monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-    monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
-    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
+    monkeypatch.setattr(gds, "LARGEST_READ", 5000)
+    monkeypatch.setattr(gds, "SMALLEST_READ", 100)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pixels_are_those_of_the_file(tmp_path, host_gpu, kind):
+def test_pixels_match_the_file(tmp_path, host_gpu, kind):
     path, pixels = write(tmp_path / "slide.tif", **KINDS[kind])
     with open_slide(path, device="cpu") as slide:
         expected = [slide.read_region(*window) for window in WINDOWS]
@@ -107,7 +107,7 @@ def test_pixels_are_those_of_the_file(tmp_path, host_gpu, kind):
     ],
     ids=["bits in the other order", "differences", "deflate"],
 )
-def test_what_is_not_raw_is_decoded_on_the_cpu(tmp_path, host_gpu, options):
+def test_cpu_decodes_compressed_tiles(tmp_path, host_gpu, options):
     path, pixels = write(tmp_path / "slide.tif", **options)
     with open_slide(path, device="cuda") as slide:
         np.testing.assert_array_equal(read(slide), pixels)
@@ -119,7 +119,7 @@ def test_what_is_not_raw_is_decoded_on_the_cpu(tmp_path, host_gpu, options):
 def test_tiles_of_a_wrong_length(tmp_path, host_gpu, length):
     page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), raw())
     page.segments[8] = page.segments[8][:length] or b""
-    if not length:  # a tile that the file says it has, beyond its end
+    if not length:  # a tile that lies beyond the end of the file
         page.tags[324] = (tiffbytes.LONG, [8 + 4608 * i if i != 8 else 10**8 for i in range(25)])
         page.segments[8] = bytes(4608)
     path = tiffbytes.write(tmp_path / "slide.tif", [page])
@@ -133,7 +133,7 @@ def test_tiles_of_a_wrong_length(tmp_path, host_gpu, length):
         read(slide, (0, 0), (WIDTH, 32))
 
 
-def test_a_tile_that_is_too_long_is_cut(tmp_path, host_gpu):
+def test_overlong_tile_is_truncated(tmp_path, host_gpu):
     pixels = slides.picture(HEIGHT, WIDTH)
     page = tiffbytes.page(pixels, lambda tile: tile.tobytes() + b"more")
     path = tiffbytes.write(tmp_path / "slide.tif", [page])
@@ -143,13 +143,13 @@ def test_a_tile_that_is_too_long_is_cut(tmp_path, host_gpu):
 
 @pytest.fixture
 def table():
-    """Kept, so that it is made once."""
+    """Cached, so that it is made only once."""
     return ColorProfile(PROFILE, "slide").table()
 
 
 @pytest.mark.usefixtures("scanner_colours")
 @pytest.mark.usefixtures("table")
-def test_colours(tmp_path, host_gpu):
+def test_colors(tmp_path, host_gpu):
     path, pixels = write(tmp_path / "slide.tif")
     with with_profile(path, device="cuda") as slide:
         np.testing.assert_array_equal(read(slide, color="srgb"), in_srgb(pixels))
@@ -159,7 +159,7 @@ def test_colours(tmp_path, host_gpu):
     np.testing.assert_array_equal(around, expected)
 
 
-def test_into_given_memory_on_a_given_stream(tmp_path, host_gpu):
+def test_read_into_the_callers_array_and_stream(tmp_path, host_gpu):
     path, pixels = write(tmp_path / "slide.tif")
     out = np.zeros((50, 70, 3), np.uint8)
     with open_slide(path, device="cuda") as slide:
@@ -176,7 +176,7 @@ def test_the_cpu_reads_the_host_s_pixels(tmp_path, host_gpu):
 
 
 class Scarce:
-    """Arrays of a device that has little memory."""
+    """Arrays of a device with little memory."""
 
     def __init__(self, device, most):
         self.empty, self.most, self.sizes = device.empty, most, []
@@ -207,7 +207,7 @@ def test_no_memory_for_the_region(tmp_path, host_gpu):
         read(slide, (0, 0), (1 << 40, 1 << 40))
 
 
-def test_a_file_that_changes(tmp_path, host_gpu):
+def test_file_that_changes(tmp_path, host_gpu):
     path, _ = write(tmp_path / "slide.tif")
     with open_slide(path, device="cuda") as slide:
         read(slide)

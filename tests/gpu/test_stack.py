@@ -1,4 +1,4 @@
-"""A batch of JPEG tiles becomes a few images, and their planes the tiles again."""
+"""A batch of JPEG tiles becomes a few images, whose planes become the tiles again."""
 
 import ctypes
 from itertools import chain
@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, read_header
-from napari_wsigpu.gpu.device.device import Slots, TileFormat
-from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.device.interfaces import Slots, TileFormat
+from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINES
-from napari_wsigpu.gpu.jpeg.stack import NOWHERE, Shape, plan_of
+from napari_wsigpu.gpu.jpeg.jpeg_stacks import NOWHERE, Shape, plan_stacks
 from tests.fakes.host_device import HostDevice, level_of
 from tests.gpu.test_codestream import (
     Streams,
     batch_of,
     frame,
     inserted,
-    maker_of,
     markers,
+    preparer_of,
     workspace,
 )
 from tests.writers import slides
@@ -33,7 +33,7 @@ SAMPLINGS = {"444": (1, 1), "422": (2, 1), "420": (2, 2)}
 
 
 def tile(number, subsampling="420", level=90):
-    """Encode a tile that no other is like."""
+    """Encode a tile that differs from all others."""
     pixels = np.roll(PICTURE, 5 * number, axis=1)
     return slides.jpeg(pixels, outcolorspace="YCBCR", subsampling=subsampling, level=level)
 
@@ -46,11 +46,11 @@ def gray(number):
 
 
 def prepared_of(segments, level=None, answers=None, count=None):
-    """Prepare a batch; return what comes of it, and its workspace."""
+    """Prepare a batch; return the result and its workspace."""
     level = level or level_of()
     work = workspace(Streams(answers))
     batch = batch_of(level, segments)
-    return maker_of(level).prepare(batch, count or len(segments), work), work
+    return preparer_of(level).prepare(batch, count or len(segments), work), work
 
 
 def indices_of(prepared):
@@ -58,13 +58,13 @@ def indices_of(prepared):
 
 
 def stack_of(tiles):
-    """Put whole JPEGs on top of each other."""
+    """Join whole JPEGs to a stack."""
     head = tiles[0][: header_length(tiles[0])]
     stacking = Stacking(head, read_header(head))
     body = b"".join(
         data[len(head) : -2] + bytes((0xFF, 0xD0 + number % 8)) for number, data in enumerate(tiles)
     )
-    return stacking.begin(len(tiles)) + body + stacking.strip + END_OF_IMAGE
+    return stacking.header(len(tiles)) + body + stacking.strip + END_OF_IMAGE
 
 
 class TestPlan:
@@ -75,34 +75,34 @@ class TestPlan:
         stacks=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=6),
         units=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     )
-    def test_nothing_lies_on_anything_else(self, sampling, gray, stacks, units):
+    def test_planes_do_not_overlap(self, sampling, gray, stacks, units):
         sampling = (1, 1) if gray else sampling
         across, down = sampling
         height, width = 8 * down * units[0], 8 * across * units[1]
         colors = ("I_Y", "GRAY") if gray else ("P_YUV", "SYCC")
-        plan = plan_of(tuple(stacks), Shape(height, width, sampling, *colors))
+        plan = plan_stacks(tuple(stacks), Shape(height, width, sampling, *colors))
         small = height // down * (width // across)
         sizes = [height * width] if gray else [height * width, small, small]
         used = np.zeros(plan.size, int)
-        for *starts, _ in plan.places.tolist():
+        for *starts, _ in plan.offsets.tolist():
             for start, size in zip(starts, sizes, strict=False):
                 used[start : start + size] += 1
         assert (used <= 1).all()
         lasts = np.cumsum([count for count, _ in stacks], dtype=int) - 1
         for last, (_, has_strip) in zip(lasts.tolist(), stacks, strict=True):
-            strip = int(plan.places[last, 3])
+            strip = int(plan.offsets[last, 3])
             assert (strip != NOWHERE) == has_strip
             if has_strip:
-                assert strip == plan.places[last, 0] + height * width
+                assert strip == plan.offsets[last, 0] + height * width
                 assert not used[strip : strip + 8 * down * width].any()
-        assert (np.delete(plan.places[:, 3], lasts) == NOWHERE).all()
-        assert len(plan.places) == sum(count for count, _ in stacks)
+        assert (np.delete(plan.offsets[:, 3], lasts) == NOWHERE).all()
+        assert len(plan.offsets) == sum(count for count, _ in stacks)
 
     @pytest.mark.parametrize(("subsampling", "code"), [("444", 0), ("422", 2), ("420", 3)])
     def test_its_images(self, subsampling, code):
         across, down = sampling = SAMPLINGS[subsampling]
         shape = Shape(HEIGHT, WIDTH, sampling, "P_YUV", "SYCC")
-        plan = plan_of(((3, True), (1, False)), shape)
+        plan = plan_stacks(((3, True), (1, False)), shape)
         (first, stack), (second, single) = plan.images
         rows = 3 * HEIGHT + 8 * down
         small = (rows // down, WIDTH // across, 1)
@@ -112,19 +112,19 @@ class TestPlan:
         assert (first, second) == (0, rows * WIDTH + 2 * small[0] * small[1])
 
     def test_tiles_of_odd_extent(self):
-        """Alone, a tile need not end with a unit."""
-        plan = plan_of(((1, False), (1, False)), Shape(47, 63, (2, 2), "P_YUV", "SYCC"))
+        """A tile alone does not have to end with a whole MCU."""
+        plan = plan_stacks(((1, False), (1, False)), Shape(47, 63, (2, 2), "P_YUV", "SYCC"))
         assert plan.images[0][1].planes == ((47, 63, 1), (24, 32, 1), (24, 32, 1))
-        assert plan.places.tolist()[0] == [0, 47 * 63, 47 * 63 + 24 * 32, NOWHERE]
+        assert plan.offsets.tolist()[0] == [0, 47 * 63, 47 * 63 + 24 * 32, NOWHERE]
 
     def test_no_tiles(self):
-        plan = plan_of((), Shape(HEIGHT, WIDTH, (2, 2), "P_YUV", "SYCC"))
-        assert (plan.size, plan.images, plan.places.shape) == (0, [], (0, 4))
+        plan = plan_stacks((), Shape(HEIGHT, WIDTH, (2, 2), "P_YUV", "SYCC"))
+        assert (plan.size, plan.images, plan.offsets.shape) == (0, [], (0, 4))
 
 
 class TestGroups:
     @pytest.mark.parametrize("count", [1, 13, 14, 15, 16, 28, 29, 42, 43, 55, 60])
-    def test_no_more_images_than_engines_take(self, count):
+    def test_images_do_not_exceed_the_engines(self, count):
         prepared, work = prepared_of(TILES[:count])
         sizes = [len(group) for group in prepared.groups]
         assert indices_of(prepared) == list(range(count))
@@ -140,38 +140,38 @@ class TestGroups:
             assert stream == stack_of([TILES[index] for index in group])
 
     @pytest.mark.parametrize("count", [1, 2, 13, 14])
-    def test_tiles_that_are_few_are_passed_on_as_they_are(self, count):
+    def test_few_tiles_are_not_copied(self, count):
         prepared, work = prepared_of(TILES[:count])
         assert prepared.groups == [[index] for index in range(count)]
         assert work.streams.found == TILES[:count]
 
-    def test_a_device_says_how_many_it_takes(self):
+    def test_stacks_follow_the_engine(self):
         level = level_of()
         for at_once, most in [(2, 30), (4, 15), (7, 9), (20, 3), (60, 1), (100, 1)]:
             work = workspace()
             engine = work.device.jpeg_engine._replace(at_once=at_once)
             work.device.jpeg_engine = engine
-            groups = maker_of(level).prepare(batch_of(level, TILES), 60, work).groups
+            groups = preparer_of(level).prepare(batch_of(level, TILES), 60, work).groups
             assert max(map(len, groups)) == most
             assert len(groups) == -(-60 // most)
 
     @pytest.mark.parametrize(
         ("count", "stacks"), [(1, 1), (2, 2), (9, 2), (23, 2), (25, 3), (40, 5), (60, 7)]
     )
-    def test_few_tiles_are_few_images(self, count, stacks):
-        """Each image keeps the processor busy, longer than an engine is with a few tiles."""
+    def test_few_tiles_make_few_images(self, count, stacks):
+        """Each image costs more processor time than an engine needs for a few tiles."""
         level, work = level_of(), workspace()
         work.device.jpeg_engine = JPEG_ENGINES["hardware"]
-        prepared = maker_of(level).prepare(batch_of(level, TILES[:count]), count, work)
+        prepared = preparer_of(level).prepare(batch_of(level, TILES[:count]), count, work)
         assert len(prepared.groups) == stacks
 
     @pytest.mark.parametrize("count", [15, 29, 30, 60])
-    def test_no_byte_is_written_beyond_the_last(self, count):
+    def test_nothing_is_written_past_the_end(self, count):
         level = level_of()
         work = workspace()
         work.make_room(1 << 18, 1 << 20, 60)
         work.encoded[:] = 0xAB
-        maker_of(level).prepare(batch_of(level, TILES[:count]), count, work)
+        preparer_of(level).prepare(batch_of(level, TILES[:count]), count, work)
         length = sum(map(len, work.streams.found))
         assert bytes(work.encoded[:length]) == b"".join(work.streams.found)
         assert (work.encoded[length:] == 0xAB).all()
@@ -179,12 +179,12 @@ class TestGroups:
         make_room = work.make_room
         work.make_room = lambda *sizes: exact.append(sizes) or make_room(*sizes)
         work.streams.clear()
-        maker_of(level).prepare(batch_of(level, TILES[:count]), count, work)
+        preparer_of(level).prepare(batch_of(level, TILES[:count]), count, work)
         assert length <= exact[0][0] <= length + 700 * count
         assert exact[-1][2] == count
 
     def test_several_headers(self):
-        """Each has stacks of its own; none is of more tiles than a batch of one header has."""
+        """Each header has its own stacks, which are no larger than those of a uniform batch."""
         tiles = [tile(number, level=60 + number % 3) for number in range(45)]
         prepared, work = prepared_of(tiles)
         assert sorted(indices_of(prepared)) == list(range(45))
@@ -194,7 +194,7 @@ class TestGroups:
             assert 1 < len(group) <= 4
             assert stream == stack_of([tiles[index] for index in group])
 
-    def test_a_header_that_one_tile_has(self):
+    def test_header_of_a_single_tile(self):
         comment = b"\xff\xfe\x00\x06okay"
         tiles = [*TILES[:20], inserted(TILES[20], 2, comment), *TILES[21:28]]
         prepared, work = prepared_of(tiles)
@@ -208,13 +208,13 @@ class TestGroups:
         prepared, _ = prepared_of(tiles)
         assert indices_of(prepared) == [i for i in range(30) if i not in others]
 
-    def test_the_first_sampling_of_a_level_stays(self):
+    def test_first_tile_decides_the_sampling(self):
         level = level_of()
-        maker = maker_of(level)
+        preparer = preparer_of(level)
         for batch, groups in [(["422"], [[0]]), (["420"], []), (["420", "422"], [[1]])]:
             work = workspace()
             tiles = [tile(number, kind) for number, kind in enumerate(batch)]
-            assert maker.prepare(batch_of(level, tiles), len(tiles), work).groups == groups
+            assert preparer.prepare(batch_of(level, tiles), len(tiles), work).groups == groups
 
     def test_tiles_that_cannot_be_stacked(self):
         place = frame(TILES[0]) + 1
@@ -223,21 +223,21 @@ class TestGroups:
         assert prepared.groups == [[index] for index in range(30)]
         assert work.streams.found == tiles
 
-    def test_no_more_than_is_allowed(self):
+    def test_memory_stays_within_the_limit(self):
         prepared, work = prepared_of(TILES, count=30)
         assert indices_of(prepared) == list(range(30))
         assert max(map(len, prepared.groups)) == 3
         assert len(work.streams.found) == 10
 
     @pytest.mark.parametrize("padding", [1, 2, 31, 62])
-    def test_zeros_behind_a_tile_are_left_out(self, padding):
+    def test_trailing_zeros_are_dropped(self, padding):
         tiles = [data + bytes(padding * (number % 2)) for number, data in enumerate(TILES[:28])]
         prepared, work = prepared_of(tiles)
         assert [len(group) for group in prepared.groups] == [2] * 14
         for group, stream in zip(prepared.groups, work.streams.found, strict=True):
             assert stream == stack_of([TILES[index] for index in group])
 
-    def test_tables_of_the_level_are_put_into_each(self):
+    def test_shared_tables_are_inserted(self):
         shared, _ = slides.split_tables(TILES[0])
         level = level_of(jpeg_tables=(shared,))
         prepared, work = prepared_of([slides.split_tables(data)[1] for data in TILES[:30]], level)
@@ -247,7 +247,7 @@ class TestGroups:
             assert stream == whole
             assert {0xDB, 0xC4, 0xC0, 0xDA, 0xDD} <= {marker for marker, _ in markers(stream)}
 
-    def test_restart_markers_take_turns(self):
+    def test_restart_markers_count_modulo_8(self):
         level = level_of(1, jpeg_color="gray", tile=(8, 64))
         pixels = slides.picture(8, 64, 1)
         tiles = [slides.jpeg(np.roll(pixels, number, axis=1)) for number in range(14 * 20)]
@@ -256,21 +256,21 @@ class TestGroups:
         for group, stream in zip(prepared.groups, work.streams.found, strict=True):
             assert stream == stack_of([tiles[index] for index in group])
 
-    def test_what_cannot_be_a_tile_is_in_no_group(self):
+    def test_invalid_tiles_are_in_no_group(self):
         tiles = list(TILES[:30])
         for index, bad in {4: b"", 5: b"\xff\xd8\xff\xd9", 9: TILES[9][:-2], 29: b"x" * 99}.items():
             tiles[index] = bad
         prepared, _ = prepared_of(tiles)
         assert indices_of(prepared) == [i for i in range(30) if i not in (4, 5, 9, 29)]
 
-    def test_short_memory_comes_out(self):
+    def test_memory_error_is_raised(self):
         level = level_of()
         work = workspace()
         work.device.free = 1000
         with pytest.raises(MemoryError):
-            maker_of(level).prepare(batch_of(level, TILES), 60, work)
+            preparer_of(level).prepare(batch_of(level, TILES), 60, work)
         work.device.free = 1 << 30
-        prepared = maker_of(level).prepare(batch_of(level, TILES), 60, work)
+        prepared = preparer_of(level).prepare(batch_of(level, TILES), 60, work)
         assert len(prepared.groups) == 12
 
 
@@ -278,14 +278,14 @@ ADDRESSES = 10_000 * np.arange(1, 61)
 
 
 class Merges:
-    """A device that notes what tiles it is to make of planes."""
+    """A device that records the tables of `merge_planes`."""
 
     def merge_planes(self, tiles, tile, sampling, doubts, stream, *, to_rgb):
         self.tiles, self.sampling, self.to_rgb, self.doubts = tiles, sampling, to_rgb, doubts
 
 
 def finished(prepared, worked, addresses=ADDRESSES, device=None):
-    """Return the table of tiles that are made of planes."""
+    """Return the table of tiles that are merged from planes."""
     device = device or Merges()
     prepared.finish(worked, Slots(TileFormat(HEIGHT, WIDTH, 3, "uint8"), addresses), device, None)
     return device.tiles
@@ -319,7 +319,7 @@ class TestFinish:
 
     @pytest.mark.parametrize(("subsampling", "sampling"), SAMPLINGS.items())
     @pytest.mark.parametrize("colors", ["ycbcr", "stored"])
-    def test_how_planes_become_pixels(self, subsampling, sampling, colors):
+    def test_planes_are_merged(self, subsampling, sampling, colors):
         device = Merges()
         tiles = [tile(number, subsampling) for number in range(20)]
         prepared, work = prepared_of(tiles, level_of(jpeg_color=colors))
@@ -342,7 +342,7 @@ class TestFinish:
         starts = [work.planes + i // 2 * size + i % 2 * HEIGHT * WIDTH for i in range(28)]
         assert rows["planes"][:, 0].tolist() == starts
 
-    def test_only_of_what_was_decoded(self):
+    def test_only_decoded_tiles_are_merged(self):
         prepared, _ = prepared_of(TILES[:30])
         every = finished(prepared, [True] * 10)
         worked = [number not in (0, 4) for number in range(10)]
@@ -350,7 +350,7 @@ class TestFinish:
         kept = [index for index in range(30) if index // 3 not in (0, 4)]
         np.testing.assert_array_equal(rows, every[kept])
 
-    def test_only_of_what_the_library_took(self):
+    def test_only_accepted_streams_get_images(self):
         taken = [number not in (2, 9) for number in range(10)]
         prepared, _ = prepared_of(TILES[:30], answers=iter(taken))
         kept = [index for index in range(30) if index // 3 not in (2, 9)]
@@ -371,13 +371,13 @@ class TestFinish:
         rows = finished(prepared, [True] * len(prepared.groups))
         assert rows["target"].tolist() == ADDRESSES[order].tolist()
 
-    def test_images_are_described_as_planned(self):
+    def test_images_follow_the_plan(self):
         found = []
         taken = [number != 1 for number in range(10)]
         prepared, work = prepared_of(TILES[:30], answers=iter(taken))
         work.images = SimpleNamespace(add=lambda *given: found.append(given))
         stream = HostDevice().new_stream()
-        prepared.describe(ADDRESSES.tolist(), stream)
+        prepared.set_targets(ADDRESSES.tolist(), stream)
         rows = finished(prepared, [True] * 9)
         assert [address for address, _, _ in found] == rows["planes"][::3, 0].tolist()
         assert {image.planes[0] for _, image, _ in found} == {(3 * HEIGHT + 16, WIDTH, 1)}
@@ -385,13 +385,13 @@ class TestFinish:
 
 
 class TestDoubts:
-    def test_there_are_none(self):
+    def test_no_devices(self):
         prepared, _ = prepared_of(TILES[:30])
         assert prepared.doubtful(range(30)) == []
 
     @settings(max_examples=60)
     @given(flagged=st.sets(st.integers(0, 9)), failed=st.sets(st.integers(0, 9), max_size=4))
-    def test_a_flag_is_for_its_whole_stack(self, flagged, failed):
+    def test_flag_marks_its_whole_stack(self, flagged, failed):
         prepared, work = prepared_of(TILES[:30])
         decoded = [index for index in range(30) if index // 3 not in failed]
         for place, index in enumerate(decoded):
@@ -408,9 +408,9 @@ class TestDoubts:
             work.doubts[order.index(group[-1])] = 1
             assert prepared.doubtful(order) == group
 
-    def test_a_flag_is_of_no_batch_before(self):
+    def test_flags_of_an_earlier_batch_are_cleared(self):
         level = level_of()
-        maker, work = maker_of(level), workspace()
-        maker.prepare(batch_of(level, TILES[:30]), 30, work)
+        preparer, work = preparer_of(level), workspace()
+        preparer.prepare(batch_of(level, TILES[:30]), 30, work)
         work.doubts[:] = 1
-        assert maker.prepare(batch_of(level, TILES[:30]), 30, work).doubtful(range(30)) == []
+        assert preparer.prepare(batch_of(level, TILES[:30]), 30, work).doubtful(range(30)) == []

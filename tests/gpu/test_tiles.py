@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.gpu.device.devices import Devices
-from napari_wsigpu.gpu.transfer.tiles import NOBODY, DeviceTiles
+from napari_wsigpu.gpu.device.interfaces import TileFormat
+from napari_wsigpu.gpu.transfer.device_tiles import NO_TILE, DeviceTiles
 from tests.fakes.host_device import HostDevice, at
 
 TILE = TileFormat(4, 8, 1, "uint8")
@@ -22,45 +22,45 @@ def reserve(cache, count, tile=TILE):
     return cache.reserve(tile, SIZE[tile], count)
 
 
-def places_of(numbers):
+def tiles_of(numbers):
     return np.array([divmod(number, GRID[1]) for number in numbers], np.int64).reshape(-1, 2)
 
 
-WHOLE = places_of(range(20))
+WHOLE = tiles_of(range(20))
 
 
 def keep(cache, reserved, numbers, slide=1, level=0):
-    cache.keep(reserved, slide, level, GRID, places_of(numbers))
+    cache.keep(reserved, slide, level, GRID, tiles_of(numbers))
 
 
 def part_of(reserved, indices):
-    return reserved._replace(places=reserved.places[indices])
+    return reserved._replace(indices=reserved.indices[indices])
 
 
 def put(cache, *numbers, slide=1, level=0, tile=TILE):
-    """Decode tiles that hold their own number, and keep them."""
+    """Decode tiles that hold their own number, and make them available."""
     reserved = reserve(cache, len(numbers), tile)
     for number, address in zip(numbers, reserved.slots.addresses.tolist(), strict=False):
         at(address, (SIZE[tile],), "uint8")[:] = 100 * slide + number
-    keep(cache, reserved, numbers[: len(reserved.places)], slide, level)
+    keep(cache, reserved, numbers[: len(reserved.indices)], slide, level)
     cache.unpin(reserved)
 
 
 def held(cache, slide=1, level=0):
-    """Which tiles are here; each is looked at, which does not change their order."""
+    """Return the numbers of the cached tiles; checks their pixels, and pins all of them once."""
     reserved, here = cache.find(slide, level, WHOLE)
     numbers = np.flatnonzero(here).tolist()
     if reserved is None:
         assert numbers == []
         return []
     for number, address in zip(numbers, reserved.slots.addresses.tolist(), strict=True):
-        assert (at(address, (SIZE[reserved.shelf.tile],), "uint8") == 100 * slide + number).all()
+        assert (at(address, (SIZE[reserved.pool.tile],), "uint8") == 100 * slide + number).all()
     cache.unpin(reserved)
     return numbers
 
 
 def touch(cache, number, slide=1):
-    reserved, here = cache.find(slide, 0, places_of([number]))
+    reserved, here = cache.find(slide, 0, tiles_of([number]))
     assert here.all()
     cache.unpin(reserved)
 
@@ -71,7 +71,7 @@ def device():
 
 
 class TestOrder:
-    def test_the_least_recently_used_goes_first(self, device):
+    def test_least_recently_used_is_evicted(self, device):
         cache = DeviceTiles(device, 4 * 32)
         put(cache, 0, 1)
         put(cache, 2)
@@ -80,62 +80,62 @@ class TestOrder:
         put(cache, 4)
         assert held(cache) == [0, 2, 3, 4]
 
-    def test_free_places_are_taken_before_tiles_are_given_up(self, device):
+    def test_free_slots_are_used_before_eviction(self, device):
         cache = DeviceTiles(device, 4 * 32)
         put(cache, 0, 1)
         put(cache, 2, 3)
         assert held(cache) == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("order", [range(20), range(19, -1, -1), [6, 3, 11, 9, 0, 2]])
-    def test_what_is_found_in_the_order_that_is_asked_for(self, device, order):
+    def test_found_tiles_are_in_the_requested_order(self, device, order):
         cache = DeviceTiles(device, 8 * 32)
         put(cache, 11, 2, 6, 0)
-        reserved, here = cache.find(1, 0, places_of(order))
+        reserved, here = cache.find(1, 0, tiles_of(order))
         expected = [number for number in order if number in (11, 2, 6, 0)]
         assert np.array(order)[here].tolist() == expected
         values = [at(address, (1,), "uint8")[0] for address in reserved.slots.addresses.tolist()]
         assert values == [100 + number for number in expected]
         cache.unpin(reserved)
 
-    def test_places_say_what_they_hold(self, device):
+    def test_slots_have_addresses_and_format(self, device):
         cache = DeviceTiles(device, 8 * 192)
         for tile in (TILE, WIDE):
             reserved = reserve(cache, 3, tile)
             assert reserved.slots.tile == tile
             addresses = reserved.slots.addresses
-            assert addresses.tolist() == reserved.shelf.addresses[reserved.places].tolist()
+            assert addresses.tolist() == reserved.pool.addresses[reserved.indices].tolist()
             assert np.diff(np.sort(addresses)).min() >= SIZE[tile]
             cache.unpin(reserved)
 
-    def test_nothing_is_found_where_nothing_was_kept(self, device):
+    def test_unknown_level_finds_nothing(self, device):
         cache = DeviceTiles(device, 8 * 32)
-        asked = places_of([7, 8, 12, 13])
+        requested = tiles_of([7, 8, 12, 13])
         for _ in ("no level", "other tiles"):
-            reserved, here = cache.find(1, 0, asked)
+            reserved, here = cache.find(1, 0, requested)
             assert reserved is None
             assert here.tolist() == [False] * 4
             put(cache, 0)
-        assert cache.find(1, 0, places_of([]))[0] is None
+        assert cache.find(1, 0, tiles_of([]))[0] is None
         assert held(cache, level=1) == held(cache, slide=2) == []
 
 
 class TestPins:
     @pytest.mark.parametrize("how", ["reserved", "found"])
-    def test_a_pinned_place_is_not_given_to_others(self, device, how):
+    def test_pinned_slot_is_not_reused(self, device, how):
         cache = DeviceTiles(device, 3 * 32)
         put(cache, 0, 1, 2)
         if how == "found":
-            pinned, _ = cache.find(1, 0, places_of([0, 1]))
+            pinned, _ = cache.find(1, 0, tiles_of([0, 1]))
         else:
             pinned = reserve(cache, 2)
         more = reserve(cache, 3)
-        assert set(more.places.tolist()).isdisjoint(pinned.places.tolist())
-        assert len(more.places) == 1
+        assert set(more.indices.tolist()).isdisjoint(pinned.indices.tolist())
+        assert len(more.indices) == 1
         cache.unpin(pinned)
         cache.unpin(more)
-        assert len(reserve(cache, 3).places) == 3
+        assert len(reserve(cache, 3).indices) == 3
 
-    def test_it_is_pinned_until_the_last_lets_go(self, device):
+    def test_tile_is_pinned_until_the_last_unpin(self, device):
         cache = DeviceTiles(device, 32)
         put(cache, 0)
         first, _ = cache.find(1, 0, WHOLE)
@@ -153,7 +153,7 @@ class TestPins:
             reserve(cache, 1)
 
     @pytest.mark.parametrize("drop", ["forget", "clear", "budget"])
-    def test_what_is_dropped_while_it_is_used_stays_whole(self, device, drop):
+    def test_dropped_tile_stays_intact_while_pinned(self, device, drop):
         cache = DeviceTiles(device, 2 * 32)
         put(cache, 0, 1)
         reserved, _ = cache.find(1, 0, WHOLE)
@@ -176,8 +176,8 @@ class TestPins:
     def test_dropped_tiles_make_room(self, device):
         cache = DeviceTiles(device, 4 * 32)
         put(cache, 0, 1, 2, 3)
-        cache.drop(1, 0, places_of([1, 3, 9]))
-        cache.drop(2, 0, places_of([0]))
+        cache.drop(1, 0, tiles_of([1, 3, 9]))
+        cache.drop(2, 0, tiles_of([0]))
         assert held(cache) == [0, 2]
         put(cache, 4, 5)
         assert held(cache) == [0, 2, 4, 5]
@@ -194,7 +194,7 @@ class TestPins:
 
 
 class TestBudget:
-    def test_it_is_filled_and_never_exceeded(self, device):
+    def test_budget_is_used_and_never_exceeded(self, device):
         cache = DeviceTiles(device, 10 * 32 + 31)
         for number in range(20):
             put(cache, number)
@@ -202,7 +202,7 @@ class TestBudget:
         assert cache.used == device.live == 10 * 32
         assert held(cache) == list(range(10, 20))
 
-    def test_memory_is_taken_in_large_parts(self, device, monkeypatch):
+    def test_memory_is_allocated_in_slabs(self, device, monkeypatch):
         cache = DeviceTiles(device, 1 << 20, 5 * 32)
         put(cache, 0)
         assert device.live == 5 * 32
@@ -224,21 +224,21 @@ class TestBudget:
         cache = DeviceTiles(device, 2 * 192)
         put(cache, 0, 1, tile=WIDE, slide=2)
         pinned, _ = cache.find(2, 0, WHOLE)
-        put(cache, 0, slide=1)  # one place is always granted, or nothing could be read
+        put(cache, 0, slide=1)  # one slot is always granted, or nothing could be read
         assert held(cache, slide=1) == [0]
         assert held(cache, slide=2) == [0, 1]
         cache.unpin(pinned)
 
-    def test_a_tile_larger_than_the_budget_has_one_place(self, device):
+    def test_tile_larger_than_the_budget_gets_one_slot(self, device):
         cache = DeviceTiles(device, 5)
         first = reserve(cache, 4)
-        assert len(first.places) == 1
+        assert len(first.indices) == 1
         assert device.live == 32
         cache.unpin(first)
         put(cache, 9)
         assert held(cache) == [9]
 
-    def test_setting_it_gives_memory_back(self, device):
+    def test_setting_the_budget_frees_memory(self, device):
         cache = DeviceTiles(device, 10 * 32)
         put(cache, *range(10))
         cache.budget = 2 * 32
@@ -258,31 +258,35 @@ class TestBudget:
         cache = devices.tiles(device)
         assert cache.budget == budget
         assert devices.tiles(device) is cache
-        assert devices.tiles(HostDevice()) is cache  # one a device, by its name
+        assert devices.tiles(HostDevice()) is cache  # one for each device, by its name
 
 
 class TestShortMemory:
-    @pytest.mark.parametrize(("free", "places"), [(100, 50), (49, 25), (3, 3), (1, 1)])
-    def test_half_and_half_again(self, free, places, monkeypatch):
-        """100 places are wanted: 100, 50, 25, 12, 6, 3, 1."""
+    @pytest.mark.parametrize(("free", "slots"), [(100, 50), (49, 25), (3, 3), (1, 1)])
+    def test_failed_allocations_are_halved(self, free, slots, monkeypatch):
+        """100 slots are requested: 100, 50, 25, 12, 6, 3, 1."""
         device = HostDevice(free=free * 32)
-        asked = []
+        requested = []
         allocate = device.allocate
-        monkeypatch.setattr(device, "allocate", lambda size: asked.append(size) or allocate(size))
+        monkeypatch.setattr(
+            device, "allocate", lambda size: requested.append(size) or allocate(size)
+        )
         cache = DeviceTiles(device, 1 << 30, 0)
         reserved = reserve(cache, 100)
-        expected = 100 if free == 100 else places
-        assert len(reserved.places) == len(reserved.slots.addresses) == expected
-        assert asked == [n * 32 for n in (100, 50, 25, 12, 6, 3, 1) if n >= len(reserved.places)]
+        expected = 100 if free == 100 else slots
+        assert len(reserved.indices) == len(reserved.slots.addresses) == expected
+        assert requested == [
+            n * 32 for n in (100, 50, 25, 12, 6, 3, 1) if n >= len(reserved.indices)
+        ]
 
-    def test_not_one_place(self):
+    def test_no_slot_at_all(self):
         cache = DeviceTiles(HostDevice(free=31), 1 << 30)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 reserve(cache, 100)
         assert cache.used == 0
 
-    def test_what_there_is_serves_on(self):
+    def test_existing_memory_stays_usable(self):
         device = HostDevice(free=4 * 32)
         cache = DeviceTiles(device, 1 << 30)
         put(cache, 0, 1)
@@ -292,50 +296,50 @@ class TestShortMemory:
 
 
 class TestKeep:
-    def test_only_the_tiles_that_were_decoded(self, device):
+    def test_only_decoded_tiles_are_kept(self, device):
         cache = DeviceTiles(device, 8 * 32)
         reserved = reserve(cache, 4)
         for address, number in zip(reserved.slots.addresses.tolist(), range(4), strict=True):
             at(address, (32,), "uint8")[:] = 100 + number
-        cache.keep(part_of(reserved, [1, 3]), 1, 0, GRID, places_of([1, 3]))
+        cache.keep(part_of(reserved, [1, 3]), 1, 0, GRID, tiles_of([1, 3]))
         cache.unpin(reserved)
         assert held(cache) == [1, 3]
-        assert len(reserve(cache, 6).places) == 6  # those that failed are free again
+        assert len(reserve(cache, 6).indices) == 6  # those of failed tiles are free again
         assert held(cache) == [1, 3]
 
     def test_none_of_them(self, device):
         cache = DeviceTiles(device, 8 * 32)
         reserved = reserve(cache, 2)
-        cache.keep(part_of(reserved, []), 1, 0, GRID, places_of([]))
+        cache.keep(part_of(reserved, []), 1, 0, GRID, tiles_of([]))
         cache.unpin(reserved)
         assert held(cache) == []
 
     def test_the_same_tile_decoded_twice(self, device):
-        """Two threads decode it at once: one place holds it afterwards, the other is free."""
+        """Two threads decode it at once: one slot holds it afterwards, the other is free."""
         cache = DeviceTiles(device, 3 * 32)
         put(cache, 7)
         first, second = reserve(cache, 1), reserve(cache, 1)
         for reserved in (first, second):
             at(reserved.slots.addresses.tolist()[0], (32,), "uint8")[:] = 103
         keep(cache, first, [3])
-        reader, _ = cache.find(1, 0, places_of(range(5)))
+        reader, _ = cache.find(1, 0, tiles_of(range(5)))
         keep(cache, second, [3])
         cache.unpin(first)
         cache.unpin(second)
         assert held(cache) == [3, 7]
         others = reserve(cache, 3)
-        assert len(others.places) == 2  # all but the one that is still read
+        assert len(others.indices) == 2  # all but the one that is still pinned
         cache.unpin(others)
         cache.unpin(reader)
 
-    def test_the_place_of_the_first_is_free_again(self, device):
+    def test_earlier_slot_becomes_free(self, device):
         cache = DeviceTiles(device, 3 * 32)
         put(cache, 7, 3)
         put(cache, 3)
         put(cache, 0)
         assert held(cache) == [0, 3, 7]
 
-    def test_the_kept_are_the_most_recently_used(self, device):
+    def test_most_recently_used_tiles_are_kept(self, device):
         cache = DeviceTiles(device, 3 * 32)
         slow = reserve(cache, 1)
         at(slow.slots.addresses.tolist()[0], (32,), "uint8")[:] = 100
@@ -359,7 +363,7 @@ class TestGivingUp:
         assert held(cache, 2) == [0, 1]
         assert held(cache, 2, 1) == [5]
 
-    def test_trim_frees_formats_that_hold_nothing(self, device, monkeypatch):
+    def test_trim_frees_empty_pools(self, device, monkeypatch):
         cache = DeviceTiles(device, 20 * 192, 0)
         put(cache, 0, tile=WIDE, slide=1)
         put(cache, 0, slide=2)
@@ -381,7 +385,7 @@ class TestGivingUp:
         put(cache, 4)
         assert held(cache) == [4]
 
-    def test_clear_leaves_what_is_in_use(self, device):
+    def test_clear_keeps_pinned_tiles(self, device):
         cache = DeviceTiles(device, 4 * 32)
         reserved = reserve(cache, 4)
         cache.clear()
@@ -392,7 +396,7 @@ class TestGivingUp:
         assert device.live == 0
 
 
-class TestMemoryOfEvictedFormats:
+class TestFreedPools:
     def test_it_is_freed_for_another_format(self, device):
         cache = DeviceTiles(device, 2 * 192)
         put(cache, 0, 1, tile=WIDE, slide=2)
@@ -415,8 +419,8 @@ class TestMemoryOfEvictedFormats:
         put(cache, *range(12), slide=1)
         assert held(cache, 1) == list(range(12))
 
-    def test_a_full_device_gives_up_other_formats(self):
-        """The device has less than the budget says: others' memory is all there is."""
+    def test_full_device_frees_other_formats(self):
+        """The device has less memory than the budget: only other pools can be freed."""
         device = HostDevice(free=2 * 192)
         cache = DeviceTiles(device, 1 << 30)
         put(cache, 0, 1, tile=WIDE, slide=2)
@@ -426,14 +430,14 @@ class TestMemoryOfEvictedFormats:
     def test_it_is_freed_when_the_other_slide_closes(self, device):
         cache = DeviceTiles(device, 2 * 32)
         put(cache, 0, 1, slide=1)
-        put(cache, 0, 1, slide=2)  # in place of those of slide 1, which stays open
+        put(cache, 0, 1, slide=2)  # replaces those of slide 1, which stays open
         cache.forget(2)
         cache.trim()
         assert device.live == 0
 
 
 class Cache(RuleBasedStateMachine):
-    """Against a dict of what was kept last; each tile holds its own serial number."""
+    """Compares the cache with a dict of the tiles kept last; each holds a serial number."""
 
     serials = 0
 
@@ -466,10 +470,10 @@ class Cache(RuleBasedStateMachine):
         try:
             reserved = reserve(self.cache, count, tile)
         except MemoryError:
-            pinned = sum(len(r.places) for r, _ in self.pinned if r.shelf.tile == tile)
+            pinned = sum(len(r.indices) for r, _ in self.pinned if r.pool.tile == tile)
             assert pinned
             return
-        assert 1 <= len(reserved.places) <= count
+        assert 1 <= len(reserved.indices) <= count
         self.pinned.append((reserved, self.write(reserved)))
 
     @precondition(lambda self: self.pinned)
@@ -481,14 +485,14 @@ class Cache(RuleBasedStateMachine):
     )
     def keep(self, data, slide, level, kept):
         reserved, serials = self.pinned[data.draw(st.integers(0, len(self.pinned) - 1))]
-        if reserved.shelf.tile != (TILE if slide == 1 else WIDE) or not self.fresh(serials):
+        if reserved.pool.tile != (TILE if slide == 1 else WIDE) or not self.fresh(serials):
             return
         count = len(serials)
         numbers = data.draw(
             st.lists(st.integers(0, 19), min_size=count, max_size=count, unique=True)
         )
         indices = np.flatnonzero(kept[:count])
-        tiles = places_of(numbers)[indices]
+        tiles = tiles_of(numbers)[indices]
         self.cache.keep(part_of(reserved, indices), slide, level, GRID, tiles)
         for index in indices.tolist():
             self.kept[slide, level, numbers[index]] = serials[index]
@@ -499,12 +503,12 @@ class Cache(RuleBasedStateMachine):
     @rule(
         slide=st.integers(1, 2),
         level=st.integers(0, 1),
-        asked=st.lists(st.integers(0, 19), unique=True),
+        requested=st.lists(st.integers(0, 19), unique=True),
         hold=st.booleans(),
     )
-    def find(self, slide, level, asked, hold):
-        reserved, here = self.cache.find(slide, level, places_of(asked))
-        numbers = [number for number, found in zip(asked, here.tolist(), strict=True) if found]
+    def find(self, slide, level, requested, hold):
+        reserved, here = self.cache.find(slide, level, tiles_of(requested))
+        numbers = [number for number, found in zip(requested, here.tolist(), strict=True) if found]
         if reserved is None:
             assert numbers == []
             return
@@ -549,19 +553,19 @@ class Cache(RuleBasedStateMachine):
     @invariant()
     def no_place_belongs_to_two(self):
         owners = Counter()
-        for (slide, level), (shelf, table) in self.cache._levels.items():
-            for row, column in np.argwhere(table != NOBODY).tolist():
+        for (slide, level), (pool, table) in self.cache._levels.items():
+            for row, column in np.argwhere(table != NO_TILE).tolist():
                 place = int(table[row, column])
-                owners[id(shelf), place] += 1
-                assert shelf.owners[place].tolist() == [slide, level, row, column]
+                owners[id(pool), place] += 1
+                assert pool.owners[place].tolist() == [slide, level, row, column]
         assert not owners or max(owners.values()) == 1
-        owned = sum(int((s.owners[:, 0] != NOBODY).sum()) for s in self.cache._shelves.values())
+        owned = sum(int((s.owners[:, 0] != NO_TILE).sum()) for s in self.cache._pools.values())
         assert owned == sum(owners.values())
 
     @invariant()
     def pins_are_counted(self):
-        counted = sum(int(shelf.pins.sum()) for shelf in self.cache._shelves.values())
-        assert counted == sum(len(reserved.places) for reserved, _ in self.pinned)
+        counted = sum(int(pool.pins.sum()) for pool in self.cache._pools.values())
+        assert counted == sum(len(reserved.indices) for reserved, _ in self.pinned)
 
     def teardown(self):
         for reserved, _ in self.pinned:
@@ -575,8 +579,8 @@ TestStates = Cache.TestCase
 TestStates.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_many_threads_find_what_was_kept(device):
-    """Each slide's tiles hold their number; nobody ever sees another's."""
+def test_many_threads_find_kept_tiles(device):
+    """The tiles of each slide hold its number, and no thread sees another's."""
     cache = DeviceTiles(device, 12 * 32)
     wrong = []
 

@@ -1,4 +1,4 @@
-"""A GPU whose pixels are wrong is noticed with its first tiles, and used no more."""
+"""A GPU with wrong pixels is detected with the first tiles, and not used any more."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ def warnings(caplog):
 
 
 def off_by(on, amount, places=slice(None)):
-    """Have the first plane of a decoder's tiles, but no strip, be wrong by `amount`."""
+    """Change the first plane of a decoder's tiles by `amount`, but not the strips."""
 
     def decode(decoder, streams, images):
         found = given(decoder, streams, images)
@@ -72,7 +72,7 @@ class TestVerifier:
             verifier.samples("jpeg", range(16))
         assert verifier.samples("jpeg2000", range(16))
 
-    def test_no_more_tiles_than_there_are(self):
+    def test_no_more_flags_than_tiles(self):
         verifier = Verifier(PATH)
         assert verifier.samples("jpeg", []) == []
         assert verifier.samples("jpeg", [7]) == [7]
@@ -94,7 +94,7 @@ class TestVerifier:
         assert not Verifier(PATH).agree("hybrid", low, high)
         assert not Verifier(PATH).agree("hybrid", high, low)
 
-    def test_what_was_cut_is_not_compared(self):
+    def test_cropped_part_is_not_compared(self):
         pixels = np.zeros((4, 5, 1), np.uint8)
         pixels[:3, :2] = 9
         verifier = Verifier(PATH)
@@ -126,7 +126,7 @@ class TestWrongPixels:
             ("GPU", "Aperio's YCbCr", 4),
         ],
     )
-    def test_they_never_come_out(self, on_with, caplog, engine, kind, amount):
+    def test_wrong_pixels_are_never_returned(self, on_with, caplog, engine, kind, amount):
         on = on_with(engine)
         off_by(on, amount)
         batch = batch_of(kind)
@@ -138,7 +138,7 @@ class TestWrongPixels:
         assert len(warnings(caplog)) == 1
         assert PATH in warnings(caplog)[0]
         assert engine in warnings(caplog)[0]
-        assert isinstance(on.decoder.maker(batch[0].level), str)
+        assert isinstance(on.decoder.preparer(batch[0].level), str)
         second = on.schedule(batch)
         assert second.wait() == {}
         check(second, batch)
@@ -175,7 +175,7 @@ class TestWrongPixels:
         scheduled.wait()
         assert scheduled.pending.on_cpu == 16
 
-    def test_other_slides_are_not_concerned(self, on_with):
+    def test_other_slides_are_unaffected(self, on_with):
         on, other = on_with("hardware"), on_with("hardware")
         off_by(on, 1)
         on.schedule(batch_of()).wait()
@@ -183,7 +183,7 @@ class TestWrongPixels:
         scheduled.wait()
         assert scheduled.pending.on_cpu == 0
 
-    def test_a_batch_already_in_flight_is_compared_too(self, on_with):
+    def test_batch_in_flight_is_compared(self, on_with):
         on = on_with("hardware")
         off_by(on, 1)
         batch = batch_of()
@@ -199,7 +199,7 @@ class TestWrongPixels:
         assert list(scheduled.wait()) == [9]
         check(scheduled, batch, but=[9])
 
-    def test_wrong_pixels_come_out_at_no_share(self, on_with):
+    def test_wrong_pixels_are_caught_at_any_share(self, on_with):
         on = on_with("hardware")
         off_by(on, 1)
         batch = batch_of()
@@ -207,7 +207,7 @@ class TestWrongPixels:
         assert scheduled.wait() == {}
         check(scheduled, batch)
 
-    def test_stacks_in_doubt_are_not_held_against_the_engine(self, on_with, caplog):
+    def test_single_doubtful_stacks_keep_the_engine(self, on_with, caplog):
         on = on_with("hardware")
         off_by(on, 1, places=slice(0, 1))
         doubted(on, [1])

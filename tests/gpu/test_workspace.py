@@ -1,4 +1,4 @@
-"""What a batch works in is used again, and survives a device without memory."""
+"""Workspaces are reused, and stay usable if the device has no memory."""
 
 import gc
 
@@ -13,7 +13,7 @@ pytest.importorskip("nvidia.nvimgcodec")
 
 
 class Counting(HostDevice):
-    """Notes what it gives out."""
+    """Records what it allocates."""
 
     def __init__(self):
         super().__init__()
@@ -23,9 +23,9 @@ class Counting(HostDevice):
         self.asked.append(("planes", size))
         return super().allocate(size)
 
-    def shared(self, count, dtype):
+    def pinned_array(self, count, dtype):
         self.asked.append((np.dtype(dtype).name, count))
-        return super().shared(count, dtype)
+        return super().pinned_array(count, dtype)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def device():
 
 
 def use(work, encoded, planes, tiles):
-    """Make room and write to all of it."""
+    """Make room, and write to all of it."""
     work.make_room(encoded, planes, tiles)
     assert len(work.encoded) >= encoded
     assert len(work.doubts) >= tiles
@@ -45,8 +45,8 @@ def use(work, encoded, planes, tiles):
     work.doubts[:] = 1
 
 
-class TestRoom:
-    def test_a_new_one_takes_no_memory_of_the_device(self, device):
+class TestMakeRoom:
+    def test_new_workspace_allocates_no_device_memory(self, device):
         work = Workspace(device)
         assert device.live == 0
         assert device.asked == [("int32", FEW_TILES)]
@@ -59,7 +59,7 @@ class TestRoom:
             use(work, size, size + 5, size // 1000)
         assert device.live < 13 * SMALLEST
 
-    def test_what_was_there_before_is_given_back(self, device):
+    def test_old_memory_is_freed_first(self, device):
         work = Workspace(device)
         use(work, 1, 4 * SMALLEST, 1)
         before = device.live
@@ -75,15 +75,15 @@ class TestRoom:
         assert len(device.asked) == asked
         assert (work.planes, work.encoded.ctypes.data) == places
 
-    def test_it_has_a_little_more_than_was_asked_for(self, device):
-        """Batches of about the same size need no new memory each."""
+    def test_memory_has_headroom(self, device):
+        """Batches of similar sizes reuse the memory."""
         work = Workspace(device)
         use(work, 8 * SMALLEST, 8 * SMALLEST, 500)
         asked = len(device.asked)
         use(work, 10 * SMALLEST, 10 * SMALLEST, 1000)
         assert len(device.asked) == asked
 
-    def test_doubts_of_a_batch_are_forgotten(self, device):
+    def test_flags_are_cleared_for_each_batch(self, device):
         work = Workspace(device)
         for tiles in (3, FEW_TILES, FEW_TILES + 1, 5, 4 * FEW_TILES):
             use(work, 1, 1, tiles)
@@ -113,15 +113,15 @@ class TestShortMemory:
             use(work, 200, 1000, 10)
             assert device.live == 1250
 
-    def test_what_is_too_small_does_not_stand_in_the_way(self, device):
-        """The memory of before is given back first, so that larger memory may take its place."""
+    def test_too_small_buffers_are_dropped(self, device):
+        """The old memory is freed first, so that the larger one fits."""
         device.free = 2000
         work = Workspace(device)
         use(work, 1, 1000, 1)
         use(work, 1, 1500, 1)
         assert device.live == 1875
 
-    def test_a_failure_leaves_nothing_taken(self, device):
+    def test_failure_releases_everything(self, device):
         work = Workspace(device)
         use(work, 1, 1000, 1)
         with pytest.raises(MemoryError):
@@ -129,14 +129,14 @@ class TestShortMemory:
         assert device.live == 0
         assert work.planes == 0
 
-    def test_no_room_for_flags(self, device, monkeypatch):
+    def test_no_memory_for_flags(self, device, monkeypatch):
         def full(count, dtype):
             raise MemoryError("no page-locked memory")
 
         work = Workspace(device)
         use(work, 10, 1000, 10)
         with monkeypatch.context() as context:
-            context.setattr(device, "shared", full)
+            context.setattr(device, "pinned_array", full)
             with pytest.raises(MemoryError):
                 work.make_room(10, 1000, FEW_TILES + 1)
             use(work, 10, 1000, FEW_TILES)
@@ -144,21 +144,21 @@ class TestShortMemory:
                 Workspace(device)
         use(work, 10, 1000, FEW_TILES + 1)
 
-    def test_no_room_for_what_is_encoded(self, device, monkeypatch):
+    def test_no_memory_for_encoded_bytes(self, device, monkeypatch):
         def full(count, dtype):
             raise MemoryError("no memory")
 
         work = Workspace(device)
         use(work, 10, 1000, 10)
         with monkeypatch.context() as context:
-            context.setattr(device, "shared", full)
+            context.setattr(device, "pinned_array", full)
             with pytest.raises(MemoryError):
                 work.make_room(1000, 1000, 10)
             use(work, 12, 1000, 10)
         use(work, 1000, 1000, 10)
 
 
-def test_clear_lets_go_of_the_streams():
+def test_clear_forgets_the_streams():
     work = Workspace(HostDevice())
     data = np.frombuffer(b"\xff\x4f\xff\x51", np.uint8)
     for _ in range(2):

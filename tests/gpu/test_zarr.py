@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import napari_wsigpu
 from napari_wsigpu.compat.zarr_to_gpu import read_zarr_to_gpu
 from napari_wsigpu.gpu.device import driver
-from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
+from napari_wsigpu.gpu.transfer import zarr_reader
 from napari_wsigpu.model.errors import (
     DeviceError,
     MissingPackageError,
@@ -19,13 +19,20 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.storage.zarr.chunks import MOST_CHUNKS, axes_of, batches_of, encoded, find_chunks
+from napari_wsigpu.storage.zarr.chunks import (
+    MAX_CHUNKS,
+    axes_of,
+    batches_of,
+    chunk_encoding,
+    find_chunks,
+    local_files,
+)
 
 pytest.importorskip("nvidia.nvimgcodec")
 numcodecs = pytest.importorskip("numcodecs")
 zarr = pytest.importorskip("zarr")
 
-# zarr says so of each codec that is not in the specification of v3.
+# zarr warns of each codec that is not in the specification of v3.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
 SHAPE, CHUNKS, SHARDS = (3, 70, 90), (1, 32, 32), (2, 64, 96)
@@ -46,7 +53,7 @@ SELECTIONS = [
 
 
 def compressor(name, version):
-    """Made when it is needed: zarr warns of LZ4, which the specification of v3 does not know."""
+    """Created on demand, because zarr warns of LZ4, which is not in the specification of v3."""
     if version == 2:
         return {"zstd": numcodecs.Zstd(level=1), "LZ4": numcodecs.LZ4()}[name]
     from zarr.codecs import ZstdCodec
@@ -69,7 +76,7 @@ STORED = {
 
 
 def make(path, *, dtype="uint16", missing=False, **options):
-    """Write an array with zarr; if chunks are missing, then all but a few."""
+    """Write an array with zarr, or only a few of its chunks if some shall be missing."""
     if isinstance(options.get("compressors"), str):
         name, version = options["compressors"], options["zarr_format"]
         options = options | {"compressors": compressor(name, version)}
@@ -94,7 +101,7 @@ def way_of(name):
 
 @pytest.fixture(autouse=True)
 def device(host_gpu, monkeypatch):
-    """A device whose nvCOMP is numcodecs, and small batches."""
+    """A device with numcodecs instead of nvCOMP, and small batches."""
 
     def decompress(parts, algorithm, size, device, stream):
         codec = {"Zstd": numcodecs.Zstd(), "LZ4": numcodecs.LZ4()}[algorithm]
@@ -102,15 +109,15 @@ def device(host_gpu, monkeypatch):
         assert {each.size for each in decoded} == {size}
         return np.stack(decoded)
 
-    monkeypatch.setattr(zarr_gpu, "decompress", decompress)
-    monkeypatch.setattr(zarr_gpu, "BATCH_BYTES", 5000)
-    monkeypatch.setattr(zarr_gpu, "_said", set())
+    monkeypatch.setattr(zarr_reader, "decompress", decompress)
+    monkeypatch.setattr(zarr_reader, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(zarr_reader, "_warned", set())
     return host_gpu
 
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("name", STORED)
-def test_equal_by_all_ways(tmp_path, name, missing):
+def test_all_methods_agree(tmp_path, name, missing):
     array = make(tmp_path / "a.zarr", missing=missing, **STORED[name])
     for selection in SELECTIONS:
         expected = np.asarray(array[selection])
@@ -123,7 +130,7 @@ def test_equal_by_all_ways(tmp_path, name, missing):
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float64", "complex64"])
 @pytest.mark.parametrize("index", ["start", "end"])
 def test_types_and_indices_of_shards(tmp_path, dtype, index):
-    """With the index first, chunks are not aligned to their samples."""
+    """With the index first, chunks are not aligned to their elements."""
     serializer = zarr.codecs.BytesCodec()
     codec = zarr.codecs.ShardingCodec(chunk_shape=CHUNKS, codecs=[serializer], index_location=index)
     array = zarr.create_array(
@@ -187,13 +194,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_zarr_alone_reads(tmp_path, caplog, options, reason):
+def test_arrays_that_only_zarr_reads(tmp_path, caplog, options, reason):
     array = make(tmp_path / "a.zarr", **options)
     for how in ("direct", "nvcomp"):
         with pytest.raises(UnsupportedArrayError, match=f"{reason}.*how='auto'"):
             read_zarr_to_gpu(array, how=how)
     np.testing.assert_array_equal(read_zarr_to_gpu(array), array[...])
-    assert not caplog.records  # nothing has failed
+    assert not caplog.records  # no method has failed
 
 
 def test_other_stores(tmp_path):
@@ -210,7 +217,7 @@ def test_other_types(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "how"), [("raw v3", "nvcomp"), ("zstd v3", "direct")])
-def test_the_other_way(tmp_path, name, how):
+def test_method_for_other_chunks(tmp_path, name, how):
     array = make(tmp_path / "a.zarr", **STORED[name])
     with pytest.raises(UnsupportedArrayError, match="compressed"):
         read_zarr_to_gpu(array, how=how)
@@ -229,11 +236,11 @@ def test_an_unusual_index(tmp_path):
 
 class TestDamage:
     @pytest.mark.parametrize("name", ["raw v2", "raw v3"])
-    def test_a_chunk_that_is_cut_short(self, tmp_path, name):
+    def test_truncated_chunk(self, tmp_path, name):
         array = make(tmp_path / "a.zarr", **STORED[name])
         path = tmp_path / "a.zarr" / array.metadata.encode_chunk_key((0, 0, 0))
         path.write_bytes(path.read_bytes()[:-2])
-        with pytest.raises(UnsupportedArrayError, match="not as long"):
+        with pytest.raises(UnsupportedArrayError, match="does not match its chunks"):
             read_zarr_to_gpu(array, how="direct")
         with pytest.raises(SlideReadError):
             read_zarr_to_gpu(array)
@@ -248,7 +255,7 @@ class TestDamage:
         with pytest.raises(UnsupportedArrayError, match=r"index of .* is damaged"):
             read_zarr_to_gpu(array, how="direct")
 
-    def test_a_file_that_is_no_shard(self, tmp_path):
+    def test_file_that_is_not_a_shard(self, tmp_path):
         array = make(tmp_path / "a.zarr", **STORED["raw shards"])
         path = tmp_path / "a.zarr" / array.metadata.encode_chunk_key((0, 0, 0))
         path.write_bytes(b"short")
@@ -259,32 +266,32 @@ class TestDamage:
         array = make(tmp_path / "a.zarr", **STORED["zstd v3"])
         path = tmp_path / "a.zarr" / array.metadata.encode_chunk_key((0, 0, 0))
         path.write_bytes(b"no zstd")
-        with pytest.raises(SlideReadError, match="can't be read"):
+        with pytest.raises(SlideReadError, match="cannot be read"):
             read_zarr_to_gpu(array)
 
     @pytest.mark.parametrize("name", ["raw v3", "zstd v3"])
-    def test_a_way_that_fails_is_left_and_said_once(self, tmp_path, monkeypatch, caplog, name):
+    def test_failed_method_is_skipped_and_logged_once(self, tmp_path, monkeypatch, caplog, name):
         def fail(*arguments):
             raise RuntimeError("CUDA_ERROR_UNKNOWN")
 
-        monkeypatch.setattr(zarr_gpu, "_fill", fail)
+        monkeypatch.setattr(zarr_reader, "_fill", fail)
         array = make(tmp_path / "a.zarr", **STORED[name])
         for _ in range(2):
             np.testing.assert_array_equal(read_zarr_to_gpu(array), array[...])
         [record] = caplog.records
         assert record.levelno == logging.WARNING
-        assert f"the way '{way_of(name)}': CUDA_ERROR_UNKNOWN" in record.message
+        assert f"how='{way_of(name)}': CUDA_ERROR_UNKNOWN" in record.message
         with pytest.raises(SlideReadError, match="CUDA_ERROR_UNKNOWN"):
             read_zarr_to_gpu(array, how=way_of(name))
 
 
-def test_a_machine_without_a_gpu_is_told_of_zarr(tmp_path, host_machine, monkeypatch):
+def test_error_without_a_gpu_recommends_zarr(tmp_path, host_machine, monkeypatch):
     def refuse(index):
-        monkeypatch.setattr(driver, "driver_is_there", lambda: False)
+        monkeypatch.setattr(driver, "driver_available", lambda: False)
         return driver.import_cuda("cupy", f"cuda:{index}")
 
     host_machine.open = refuse
-    with pytest.raises(DeviceError, match=r"no NVIDIA driver; read the array by zarr\.$"):
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver; read the array with zarr\.$"):
         read_zarr_to_gpu(make(tmp_path / "a.zarr"))
 
 
@@ -298,7 +305,7 @@ class TestErrors:
         with pytest.raises(RegionError):
             read_zarr_to_gpu(array, selection)
 
-    def test_ways(self, tmp_path):
+    def test_unknown_method(self, tmp_path):
         with pytest.raises(RegionError, match="'fast'"):
             read_zarr_to_gpu(make(tmp_path / "a.zarr"), how="fast")
 
@@ -331,8 +338,8 @@ class TestErrors:
 
 
 @given(st.data())
-def test_chunks_are_found_as_zarr_reads_them(tmp_path_factory, data):
-    """Chunk by chunk with NumPy, against zarr's own pixels."""
+def test_found_chunks_match_zarr(tmp_path_factory, data):
+    """Chunk by chunk with NumPy, compared with zarr's own result."""
     size = data.draw(st.integers(1, 30))
     chunk = data.draw(st.integers(1, 12))
     begin, end = (data.draw(st.integers(-35, 35)) for _ in range(2))
@@ -341,7 +348,7 @@ def test_chunks_are_found_as_zarr_reads_them(tmp_path_factory, data):
     array = zarr.create_array(path, shape=(size,), chunks=(chunk,), dtype="i4", compressors=None)
     array[...] = np.arange(size) + 1
     [axis] = axes = axes_of(slice(begin, end, step), array.shape)
-    chunks, complete = find_chunks(array, encoded(array), axes)
+    chunks, complete = find_chunks(array, chunk_encoding(array), axes, local_files(array))
     assert complete
     found = np.zeros(axis.length, "i4")
     for part in chunks:
@@ -351,14 +358,14 @@ def test_chunks_are_found_as_zarr_reads_them(tmp_path_factory, data):
     np.testing.assert_array_equal(found, (np.arange(size) + 1)[begin:end:step])
 
 
-def test_a_batch_is_of_few_files(tmp_path):
+def test_batch_reads_few_files(tmp_path):
     array = zarr.create_array(
         tmp_path / "a.zarr", shape=(300,), chunks=(1,), dtype="u1", compressors=None
     )
     array[...] = np.arange(300) % 250 + 1
     axes = axes_of(..., array.shape)
-    chunks, _ = find_chunks(array, encoded(array), axes)
+    chunks, _ = find_chunks(array, chunk_encoding(array), axes, local_files(array))
     batches = list(batches_of(chunks, 1 << 20))
-    assert [len(batch) for batch in batches] == [MOST_CHUNKS, MOST_CHUNKS, 300 - 2 * MOST_CHUNKS]
+    assert [len(batch) for batch in batches] == [MAX_CHUNKS, MAX_CHUNKS, 300 - 2 * MAX_CHUNKS]
     assert list(chain.from_iterable(batches)) == chunks
     np.testing.assert_array_equal(read_zarr_to_gpu(array, how="direct"), array[...])

@@ -1,4 +1,4 @@
-"""How channels are shown where their file does not say."""
+"""Default colours and contrast limits of channels."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from napari_wsigpu.model.appearance import (
     ORANGE,
     RED,
     channel_colors,
+    contrast_limits,
     dye_color,
-    shown_limits,
 )
 from napari_wsigpu.model.layout import Channel
 
@@ -50,7 +50,7 @@ def test_dyes_have_their_usual_colors(name, color):
     assert dye_color(name) == color
 
 
-def test_the_file_counts_more_than_the_dye_and_no_color_is_used_twice():
+def test_file_color_has_precedence_and_colors_are_unique():
     channels = [Channel("DAPI", "#123456"), Channel("CD8"), Channel("Cy5"), Channel("PanCK")]
     assert channel_colors(channels) == ["#123456", COLORS[0], MAGENTA, COLORS[2]]
 
@@ -69,7 +69,7 @@ def test_a_bright_speck_does_not_hide_the_signal():
     rng = np.random.default_rng(0)
     pixels = rng.integers(100, 900, (500, 500)).astype(np.uint16)
     pixels[:5, :10] = 65535  # 0.02 %
-    low, high = shown_limits(pixels)
+    low, high = contrast_limits(pixels)
     assert 100 <= low < 120
     assert 850 < high < 900
 
@@ -77,11 +77,11 @@ def test_a_bright_speck_does_not_hide_the_signal():
 def test_sparse_signal_is_shown_between_the_extremes():
     pixels = np.zeros((100, 100), np.uint16)
     pixels[0, 0] = 700
-    assert shown_limits(pixels) == (0, 700)
+    assert contrast_limits(pixels) == (0, 700)
 
 
 @given(st.lists(st.floats(width=32), max_size=50))
 def test_limits_are_finite_and_in_order(values):
-    low, high = shown_limits(np.array(values, np.float32))
+    low, high = contrast_limits(np.array(values, np.float32))
     assert np.isfinite([low, high]).all()
     assert low < high

@@ -1,4 +1,4 @@
-"""What errors say in notifications."""
+"""Error messages in notifications."""
 
 import pytest
 
@@ -16,13 +16,13 @@ from napari_wsigpu.model.errors import NotASlideError, SlideError
         ("'jpeg' or 'raw', but not 'a/b'.", "'jpeg' or 'raw', but not 'a/b'."),
     ],
 )
-def test_names_stand_for_paths(sentence, message):
+def test_messages_have_names_instead_of_paths(sentence, message):
     assert SlideError(sentence).message == message
     assert NotASlideError(sentence).message == message
     assert str(SlideError(sentence)) == sentence
 
 
-def test_only_errors_have_messages():
-    """PyTorch makes errors of its processes by ``kind(message=...)`` if their class has one."""
+def test_only_instances_have_messages():
+    """PyTorch recreates errors as ``kind(message=...)`` if the class has that attribute."""
     assert not hasattr(SlideError, "message")
     assert not hasattr(NotASlideError, "message")

@@ -10,7 +10,7 @@ rects = st.builds(Rect, numbers, numbers, numbers, numbers)
 
 
 @given(rects, rects)
-def test_what_two_share(first, second):
+def test_intersection(first, second):
     shared = first.intersection(second)
     cells = set(first.cells()) & set(second.cells())
     assert set(shared.cells() if shared is not None else ()) == cells
@@ -18,13 +18,13 @@ def test_what_two_share(first, second):
 
 
 @given(rects, rects)
-def test_one_that_lies_in_another(whole, inner):
+def test_contains(whole, inner):
     if inner.height and inner.width:
         assert whole.contains(inner) == (set(inner.cells()) <= set(whole.cells()))
 
 
 @given(rects, rects)
-def test_where_one_lies_in_another(whole, other):
+def test_slices(whole, other):
     inner = whole.intersection(other)
     if inner is not None:
         places = np.array(list(whole.cells())).reshape(whole.height, whole.width, 2)
@@ -36,7 +36,7 @@ def test_edges_and_centre():
     rect = Rect.between(1, 4, 2, 8)
     assert rect == Rect(1, 2, 3, 6)
     assert (rect.bottom, rect.right) == (4, 8)
-    assert rect.centre == (2.5, 5)
+    assert rect.center == (2.5, 5)
 
 
 sides = st.integers(1, 30)
@@ -49,7 +49,7 @@ def as_rects(rects):
 
 
 @given(many, many)
-def test_which_touch(rects, others):
+def test_touching(rects, others):
     found = as_rects(rects).touching(as_rects(others))
     expected = [
         (i, j)
@@ -61,7 +61,7 @@ def test_which_touch(rects, others):
 
 
 @given(many)
-def test_what_is_visible_of_a_stack(rects):
+def test_visible_parts_of_a_stack(rects):
     painted = np.full((100, 100), -1)
     for number, rect in enumerate(rects):
         painted[rect.top + 30 : rect.bottom + 30, rect.left + 30 : rect.right + 30] = number
@@ -75,6 +75,6 @@ def test_what_is_visible_of_a_stack(rects):
     np.testing.assert_array_equal(found, painted)
 
 
-def test_far_too_many_on_top_of_each_other():
-    with pytest.raises(ValueError, match="on top of each other"):
+def test_too_many_overlaps_are_refused():
+    with pytest.raises(ValueError, match="images overlap"):
         as_rects([Rect(0, 0, 2, 2)] * 5000).visible()

@@ -1,4 +1,4 @@
-"""Nothing that names a patient is left in masked metadata, and what says no such thing stays."""
+"""Masked metadata keeps technical fields and nothing that can name a patient."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from napari_wsigpu.model.technical import SECTIONS, Kind, kind_of
 from tests.conftest import shared_slide
 from tests.writers import slides
 
-# What vendors' files say of a slide. In each, values that begin with "!" are private.
+# Metadata of vendors' files. Values that start with "!" are private.
 PHILIPS = {
     "DICOM_ACQUISITION_DATETIME": "!20160718122300.000000",
     "DICOM_DATE_OF_LAST_CALIBRATION": ["!20160718"],
@@ -213,7 +213,7 @@ NORMALISED = {
 
 
 def leaves(value, path=()):
-    """Yield (keys, value) of all that is no group."""
+    """Yield (keys, value) of all fields that are not groups."""
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     if not items and not isinstance(value, dict):
@@ -223,7 +223,7 @@ def leaves(value, path=()):
 
 
 def at(value, path):
-    """Return what stands at some keys, or `MASK` where one of them is hidden."""
+    """Return the value at a path of keys, or `MASK` if a part of the path is hidden."""
     for key in path:
         if value == MASK or (isinstance(value, dict) and key not in value):
             return MASK
@@ -244,7 +244,7 @@ def unmarked(value):
 
 
 def hidden(section, fields):
-    """What is shown of a section."""
+    """Return the fields of a section that are shown."""
     return masked({section: fields})[section]
 
 
@@ -274,7 +274,7 @@ def test_names_of_unknown_fields_are_hidden_too():
     assert masked({"Jane Roe": {"MPP": 1}, "roe": 7, "mpp": None}) == {MASK: MASK, "mpp": None}
 
 
-def test_a_name_counts_where_it_stands():
+def test_outer_name_has_precedence():
     fields = {"Image": {"Name": "CD8"}, "Channels": [{"Name": "CD8"}, {"Name": "Cy3"}]}
     assert hidden("ome", fields)["Image"] == {"Name": MASK}
     fields["Image"]["Name"] = "Liver"
@@ -282,7 +282,7 @@ def test_a_name_counts_where_it_stands():
 
 
 @pytest.mark.parametrize("value", ["Doe", "20 of Doe", "2020-01-02", ["Doe"], "x" * 5000, {"a": 1}])
-def test_what_should_be_a_number_and_is_none_is_hidden(value):
+def test_text_in_a_number_field_is_hidden(value):
     assert "Doe" not in json.dumps(hidden("aperio", {"AppMag": value}))
     assert hidden("aperio", {"AppMag": value})["AppMag"] != value
 
@@ -298,7 +298,7 @@ def test_numbers_and_sizes_stay(value):
     assert hidden("aperio", {"AppMag": value}) == {"AppMag": value}
 
 
-def test_a_private_value_is_hidden_where_it_is_repeated():
+def test_repeated_private_values_are_hidden():
     metadata = {
         "scanner": "Scanner of s21-10045",
         "barcode": " S21-10045 ",
@@ -334,12 +334,12 @@ def test_a_private_value_is_hidden_where_it_is_repeated():
 
 
 @pytest.mark.parametrize("dye", ["DAPI", "Hoechst 33342", "Alexa Fluor 488", "FITC"])
-def test_the_name_of_a_dye_is_told_of_channels_though_it_is_hidden_elsewhere(dye):
+def test_dye_names_are_shown_in_channel_names(dye):
     found = hidden("ome", {"Image": {"Name": dye}, "Channels": [{"Name": dye}]})
     assert found == {"Image": {"Name": MASK}, "Channels": [{"Name": dye}]}
 
 
-def test_a_dye_without_its_number_can_be_a_person():
+def test_dye_without_number_is_hidden():
     found = hidden("ome", {"Experimenter": "Alexa", "Channels": [{"Name": "Alexa"}]})
     assert found == {"Experimenter": MASK, "Channels": [{"Name": MASK}]}
 
@@ -361,7 +361,7 @@ def test_a_dye_without_its_number_can_be_a_person():
         "file:///x",
     ],
 )
-def test_texts_that_tell_much_are_hidden_whole(text):
+def test_documents_dates_and_paths_are_hidden(text):
     assert hidden("tiff", {"Software": text}) == {"Software": MASK}
 
 
@@ -379,7 +379,7 @@ def test_metadata_is_not_changed():
     assert json.dumps(metadata) == before
 
 
-def test_very_many_private_values_hide_all_texts_in_no_time():
+def test_too_many_private_values_hide_all_texts():
     fields = {
         "User": [f"patient {index} of the many" for index in range(20_000)],
         "Parmset": [f"{index} of the many" for index in range(20_000)],
@@ -395,14 +395,14 @@ def test_very_many_private_values_hide_all_texts_in_no_time():
 @pytest.mark.parametrize(
     "private", [["a" * 64], ["a" * n + "b" for n in range(4, 250)], ["ab" * 2000], ["aaaa"]]
 )
-def test_repeats_are_looked_for_in_time_that_grows_with_the_text(private):
+def test_search_time_is_linear_in_text_length(private):
     fields = {"User": private, "Parmset": ["a" * 4000] * 20}
     start = time.process_time()
     hidden("aperio", fields)
     assert time.process_time() - start < 2
 
 
-def test_what_looks_like_many_numbers_is_judged_in_no_time():
+def test_number_pattern_does_not_backtrack():
     start = time.process_time()
     for text in ("1 x " * 1000, "1" * 4000, "1 , " * 1000 + "!", "1" * 4000 + "!", "1 x 1 " * 600):
         hidden("aperio", {"AppMag": text + "?"})
@@ -420,18 +420,18 @@ def test_what_looks_like_many_numbers_is_judged_in_no_time():
         ("It is of S21-10045.", f"It is of {MASK}."),
     ],
 )
-def test_sentences_name_the_slide_alone(sentence, shown):
+def test_messages_name_only_the_slide(sentence, shown):
     assert Screen({"barcode": "S21-10045"}, "/x/a b.tif").sentence(sentence) == shown
 
 
-def test_a_word_that_names_nobody_stays_in_sentences():
+def test_common_words_stay_in_messages():
     screen = Screen({"ome-zarr": {"name": "image"}, "aperio": {"User": "Roe Image"}})
     sentence = "A label image is left out of roe image."
     assert screen.sentence(sentence) == f"A label image is left out of {MASK}."
 
 
 def test_the_table_is_in_order():
-    """No field is listed twice, and a private one isn't within what is hidden as a whole."""
+    """No field is listed twice, and no private field is in a group that is hidden completely."""
     for section, kinds in SECTIONS.items():
         names = [name for names in kinds for name in names.split()]
         assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
@@ -454,7 +454,7 @@ PUBLIC = st.recursive(
 
 @st.composite
 def metadata_with_secrets(draw):
-    """Metadata, and the private texts in it, some of them repeated in what is public."""
+    """Metadata and the private texts in it; some public fields repeat them."""
     secrets = draw(st.lists(SECRETS, max_size=5))
     assume(all(len(secret) >= 4 and secret.casefold() not in MASK for secret in secrets))
     assume(not any(part in secret for secret in secrets for part in ("hidden", "[", "]")))
@@ -480,7 +480,7 @@ def test_no_private_value_survives(example):
 
 
 @given(st.dictionaries(st.text(), PUBLIC, max_size=5), st.sampled_from([*SECTIONS, "unknown"]))
-def test_any_metadata_can_be_judged(fields, section):
+def test_any_metadata_is_accepted(fields, section):
     json.dumps(masked({section: fields} if section else fields))
 
 
@@ -515,7 +515,7 @@ def test_a_real_hamamatsu_slide():
         ("found/4D-series.ome.tiff", ["XYZCT", '"SizeT": "7"', '"FirstZ"']),
     ],
 )
-def test_other_real_slides_keep_what_is_technical(name, public):
+def test_other_real_slides_keep_technical_fields(name, public):
     with open_slide(shared_slide(name)) as slide:
         text = json.dumps(masked(slide.metadata), ensure_ascii=False)
     for private in ("Test^Patient", "S19-1", "ferranda", "RTM61", "albert_einstein", "20190604"):
@@ -524,7 +524,7 @@ def test_other_real_slides_keep_what_is_technical(name, public):
         assert value in text
 
 
-def test_scripts_get_all(tmp_path):
+def test_scripts_get_all_metadata(tmp_path):
     fields = ("AppMag = 20", "MPP = 0.5", "Barcode = S21-10045", "User = jdoe", "Filename = S21")
     slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
     with open_slide(tmp_path / "slide.svs") as slide:
@@ -554,11 +554,11 @@ def test_private_images():
         ("lee-1", f"{MASK}-1"),
     ],
 )
-def test_names_of_channels_are_judged_as_texts_are(name, shown):
+def test_channel_names_are_masked_like_texts(name, shown):
     screen = Screen({"aperio": {"PatientName": "Lee", "MPP": "0.5"}})
     assert screen.text(name) == shown
 
 
-def test_short_words_that_name_nobody_stay():
+def test_short_common_words_stay():
     screen = Screen({"aperio": {"PatientName": ["RGB", "set", "no"]}})
     assert screen.text("RGB set no") == "RGB set no"

@@ -551,11 +551,11 @@ void regions() {
         const int64_t wrong[][4] = {{-1, 0, 5, 5},         {0, 0, 0, 5},  {width - 4, 0, 5, 5},
                                     {0, height - 4, 5, 5}, {far, 0, 5, 5}, {9, 9, far, 5}};
         for (const auto& box : wrong)
-            EXPECT(read(box[0], box[1], box[2], box[3], target, pitch) == UNPLANNED);
+            EXPECT(read(box[0], box[1], box[2], box[3], target, pitch) == NEEDS_PLAN);
         lengths[5] = 0;  // a missing tile
-        EXPECT(read(0, 0, width, height, target, pitch) == UNPLANNED);
+        EXPECT(read(0, 0, width, height, target, pitch) == NEEDS_PLAN);
         lengths[5] = 7;  // a damaged one
-        EXPECT(read(0, 0, width, height, target, pitch) == UNPLANNED);
+        EXPECT(read(0, 0, width, height, target, pitch) == NEEDS_PLAN);
         EXPECT(read(0, 0, wide, high, target, pitch) > 0);
         struct stat status;
         EXPECT(fstat(work.file, &status) == 0);
@@ -633,11 +633,44 @@ void fork_while_others_read() {
     for (Work& work : all) work.compare_all();
 }
 
+// Compose channels of both sample sizes, in rows longer than a span, with values outside of their
+// tables; buffers have exactly the sizes that the core may touch.
+void compose_channels() {
+    const int64_t height = 5, width = 1100;
+    std::vector<uint16_t> wide(height * width);
+    std::vector<uint8_t> narrow(height * width);
+    for (uint16_t& sample : wide) sample = uint16_t(roll(0, 65535));
+    for (uint8_t& sample : narrow) sample = uint8_t(roll(0, 255));
+    const int32_t low[] = {1000, 20}, last[] = {2000, 99};
+    std::vector<float> tables[2];
+    for (int index = 0; index < 2; ++index)
+        for (int32_t entry = 0; entry <= last[index]; ++entry)
+            for (int channel = 0; channel < 4; ++channel)
+                tables[index].push_back(channel == index ? float(entry) / float(last[index]) : 0);
+    std::vector<uint8_t> shades(SHADES + 1), picture(3 * height * width);
+    for (int step = 0; step <= SHADES; ++step) shades[step] = uint8_t(step * 255 / SHADES);
+    const Plane planes[] = {
+        {reinterpret_cast<const uint8_t*>(wide.data()), 2 * width, 2, tables[0].data(), low[0],
+         last[0], 2, 0},
+        {narrow.data(), width, 1, tables[1].data(), low[1], last[1], 1, 0},
+    };
+    wsigpu_compose(planes, 2, height, width, shades.data(), picture.data(), 3);
+    for (int64_t at = 0; at < height * width; ++at) {
+        const int samples[] = {wide[at], narrow[at]};
+        for (int index = 0; index < 2; ++index) {
+            const int entry = std::min(std::max(samples[index] - low[index], 0), last[index]);
+            const float sum = float(entry) / float(last[index]);
+            EXPECT(picture[3 * at + index] == shades[int(sum * SHADES + 0.5f)]);
+        }
+        EXPECT(picture[3 * at + 2] == 0);
+    }
+}
+
 void layout() {
-    int32_t sizes[7], version = 0;
+    int32_t sizes[8], version = 0;
     wsigpu_layout(sizes, &version);
     EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24 && sizes[4] == 48);
-    EXPECT(sizes[5] == sizeof(Version) && sizes[6] == 32);
+    EXPECT(sizes[5] == sizeof(Version) && sizes[6] == 32 && sizes[7] == 48);
     EXPECT(version > 2000000);
 }
 
@@ -663,6 +696,7 @@ int main() {
         {"regions", regions, thread},
         {"scans", scans, false},
         {"ranges", ranges, false},
+        {"compose", compose_channels, false},
         {"cancel", a_call_is_cancelled, false},
         {"many threads", many_threads, false},
         // A forked child inherits the locks of a sanitizer's own malloc, but not those of glibc's.

@@ -184,7 +184,7 @@ def test_failures_are_reported_by_index():
     }
     assert failures.keys() == names.keys()
     assert failures[1] == "its JPEG data end early"
-    assert failures[2] == "it is no JPEG"
+    assert failures[2] == "it is not a JPEG"
     # libjpeg only warns of missing data, and imagecodecs accepts them.
     assert failures[3] == "its JPEG data run out within a row"
     assert failures[4] == "its JPEG has no scan"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideClosedError, TileError
-from napari_wsigpu.reading import asked
+from napari_wsigpu.reading import arguments
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.reader import RegionReader
 from tests.conftest import decoding_threads, pinned_places
@@ -221,7 +221,7 @@ def test_without_workers_each_is_read_when_it_is_asked_for(leaves_nothing):
 def test_a_device_that_is_not_there_is_refused_at_once(
     tmp_path, monkeypatch, fresh_runtime, device
 ):
-    monkeypatch.setattr(driver, "driver_is_there", lambda: False)
+    monkeypatch.setattr(driver, "driver_available", lambda: False)
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 100))
     with open_slide(path, device="cpu") as slide, pytest.raises(DeviceError):
@@ -279,7 +279,7 @@ class TestOnADevice:
     def test_how_many_are_read_at_the_same_time(
         self, opened, host_gpu, monkeypatch, device, expected
     ):
-        monkeypatch.setattr(asked, "TILES_TOGETHER", 1)
+        monkeypatch.setattr(arguments, "TILES_PER_READ", 1)
         slide = opened[0]
         together, lock, counts = threading.Barrier(expected), threading.Lock(), [0, 0]
         name = "read" if device == "cpu" else "read_to_device"
@@ -333,7 +333,7 @@ class TestOnADevice:
         assert pinned_places() == 0
 
     def test_a_failing_device_comes_at_its_turn(self, opened, host_gpu, monkeypatch):
-        monkeypatch.setattr(asked, "TILES_TOGETHER", 1)
+        monkeypatch.setattr(arguments, "TILES_PER_READ", 1)
         slide, _ = opened
         paste = host_gpu.paste
 

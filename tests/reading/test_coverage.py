@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.model.errors import LevelError
+from napari_wsigpu.model.errors import LevelError, RegionError
 from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, mirax, slides
 
@@ -71,3 +71,10 @@ def test_nothing_is_read(slide):
 def test_no_such_level(slide):
     with pytest.raises(LevelError, match="has no level 9"):
         slide.read_mask((0, 0), (5, 5), 9)
+
+
+@pytest.mark.parametrize("options", [{}, {"mpp": 1.0}])
+@pytest.mark.parametrize("side", [10**9, 2**40, 2**62])
+def test_a_mask_larger_than_memory_is_refused(slide, side, options):
+    with pytest.raises(RegionError, match=r"memory|reach over"):
+        slide.read_mask((0, 0), (side, side), **options)

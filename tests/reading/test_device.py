@@ -22,9 +22,9 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import workspace
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.device.workspace import Workspace
-from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.gpu.transfer.tiles import DeviceTiles
+from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles
 from napari_wsigpu.model.errors import (
     DeviceError,
     RegionError,
@@ -450,7 +450,7 @@ class TestOut:
         ],
     )
     def test_what_does_not_fit_is_refused(self, jpeg, out):
-        with pytest.raises(RegionError, match=r"\(60, 70, 3\) uint8"):
+        with pytest.raises(RegionError, match=r"\(60, 70, 3\) and type uint8"):
             jpeg[0].read_region((0, 0), (70, 60), device="cuda", out=out)
 
     @pytest.mark.parametrize("option", ["out", "stream"])
@@ -827,7 +827,8 @@ class TestMemory:
         np.testing.assert_array_equal(whole(slide), level)
         assert decoded(slide) == {"cpu": 0, "nvimagecodec": TILES}
         assert max(asked) > 30_000
-        assert sizes == [6, 6, 6, 6, 1]
+        # The waiting thread may decode the last batch while a worker still decodes the one before.
+        assert sorted(sizes) == [1, 6, 6, 6, 6]
         assert pinned_places() == 0
         np.testing.assert_array_equal(slide.levels[0][...], level)
         assert slide.stats()["cache_hits"] == TILES

@@ -22,7 +22,7 @@ from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.parts import SlideParts
-from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions, tile_rect
+from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
 from tests.writers import slides, tiffbytes
@@ -294,6 +294,7 @@ class TestManyRegions:
                     1,
                     replace(slide.layout, background=7),
                     self.images,
+                    frozenset(),
                     slide.pyramid,
                     slide._source,
                     decoder,
@@ -338,7 +339,7 @@ class TestManyRegions:
     def test_whole_tiles(self, executor):
         executor, pixels = executor
         tiles = [(0, 0), (4, 4), (1, 2), (3, 1)]
-        regions = Regions.of(tile_rect(self.images[0], *tile) for tile in tiles)
+        regions = Regions.of(self.images[0].tile_rect(*tile) for tile in tiles)
         (plan,) = plan_regions(0, self.images, regions)
         found = executor.read_tiles(plan, ReadOptions(tolerant=True))
         assert sorted(found) == [(0, 0), (3, 1), (4, 4)]  # the other one shows the background
@@ -362,7 +363,9 @@ class TestManyRegions:
 
         log = TileLog(slide.path, {})
         layout = replace(slide.layout, background=0)
-        parts = SlideParts(1, layout, images, slide.pyramid, slide._source, decoder, log)
+        parts = SlideParts(
+            1, layout, images, frozenset(), slide.pyramid, slide._source, decoder, log
+        )
         executor = HostBackend(parts, TileCache(), lambda *_: None)
         found = [np.empty((160, 240, 3), np.uint8)]
         with nullcontext() if ends is None else pytest.raises(KeyError):
@@ -487,7 +490,7 @@ class TestMissingTiles:
 
     @pytest.mark.parametrize(
         "missing",
-        [((), [0, 5], ()), ((), (), range(12)), ((), range(16), range(8)), ([0, 9], [0, 1], [0])],
+        [((), [0, 5], [0]), ((), (), range(12)), ((), range(16), range(8)), ([0, 9], [0, 1], [0])],
     )
     def test_lower_levels_of_aperio_are_averages_of_the_finer(self, tmp_path, missing):
         stored = aperio_with_gaps(tmp_path / "slide.svs", missing)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.log import MOST_REPORTS, TileLog
+from napari_wsigpu.reading.log import MAX_REPORTS, TileLog
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_counters_add_up(log):
 
 
 def test_stats_are_the_callers_own(log):
-    log.note(failures(1), report=False)
+    log.record_failures(failures(1), report=False)
     stats = log.stats()
     stats["decoded"]["cpu"] = stats["failed_tiles"]["more"] = 5
     assert log.stats()["decoded"] == {"cpu": 0}
@@ -69,47 +69,46 @@ def test_many_threads_lose_no_count(log):
 
 class TestReports:
     def test_names_and_reasons(self, log, caplog):
-        log.note(failures(2) | failures(0, level=-1), report=True)
+        log.record_failures(failures(2) | failures(0, level=-1), report=True)
         assert said(caplog) == [
-            "The tile at the label image, row 7, column 0 of '/slides/a.svs' is shown as "
-            "background: reason 0",
-            "The tile at level 0, row 7, column 2 of '/slides/a.svs' is shown as "
-            "background: reason 2",
+            "The tile at the label image, row 7, column 0 of '/slides/a.svs' can't be decoded: "
+            "reason 0",
+            "The tile at level 0, row 7, column 2 of '/slides/a.svs' can't be decoded: reason 2",
         ]
 
     def test_each_once(self, log, caplog):
         told = []
         log.on_failed_tile = lambda name, why: told.append((name, why))
         for columns in ((1, 2), (2, 3), (1, 2, 3)):
-            log.note(failures(*columns), report=True)
+            log.record_failures(failures(*columns), report=True)
         assert [why for _, why in told] == ["reason 1", "reason 2", "reason 3"]
         assert len(caplog.records) == 3
         assert log.stats()["failed"] == 3
 
     def test_not_before_they_are_shown(self, log, caplog):
-        log.note(failures(1), report=False)
+        log.record_failures(failures(1), report=False)
         assert said(caplog) == []
         assert log.stats()["failed"] == 1
-        log.note(failures(1), report=True)
+        log.record_failures(failures(1), report=True)
         assert len(said(caplog)) == 1
 
     def test_nothing_failed(self, log, caplog):
-        log.note({}, report=True)
+        log.record_failures({}, report=True)
         assert said(caplog) == []
 
     @pytest.mark.parametrize("more", [0, 1, 990])
     def test_many_are_summed_up(self, log, caplog, more):
         told = []
         log.on_failed_tile = lambda name, why: told.append(why)
-        log.note(failures(*range(MOST_REPORTS + more)), report=True)
-        assert told == [f"reason {column}" for column in range(MOST_REPORTS)]
+        log.record_failures(failures(*range(MAX_REPORTS + more)), report=True)
+        assert told == [f"reason {column}" for column in range(MAX_REPORTS)]
         messages = said(caplog)
-        assert len(messages) == MOST_REPORTS + bool(more)
-        assert ("So are more tiles of '/slides/a.svs'" in messages[-1]) == bool(more)
-        log.note(failures(*range(MOST_REPORTS + more)), report=True)
-        log.note(failures(*range(5000, 5020)), report=True)
-        assert len(said(caplog)) == MOST_REPORTS + 1
-        assert len(told) == MOST_REPORTS
+        assert len(messages) == MAX_REPORTS + bool(more)
+        assert ("Further tiles of '/slides/a.svs' failed" in messages[-1]) == bool(more)
+        log.record_failures(failures(*range(MAX_REPORTS + more)), report=True)
+        log.record_failures(failures(*range(5000, 5020)), report=True)
+        assert len(said(caplog)) == MAX_REPORTS + 1
+        assert len(told) == MAX_REPORTS
 
     def test_threads_that_meet_the_same_tile_report_it_once(self, log, caplog):
         caplog.set_level(logging.WARNING)
@@ -117,7 +116,7 @@ class TestReports:
 
         def work():
             barrier.wait()
-            log.note(failures(1), report=True)
+            log.record_failures(failures(1), report=True)
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
@@ -139,7 +138,7 @@ def test_the_error_names_all_in_order(log):
 
 
 def test_as_few_failed_tiles_are_named_as_are_wanted(log):
-    log.note(failures(*range(1000)), report=False)
+    log.record_failures(failures(*range(1000)), report=False)
     stats = log.stats(most_failed=2)
     assert stats["failed"] == 1000
     assert stats["failed_tiles"] == {

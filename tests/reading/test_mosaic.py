@@ -11,7 +11,7 @@ from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.geometry import Rect, Span
-from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
+from napari_wsigpu.model.layout import AxisMapping, Encoding, LevelLayout, Part, TileGrid
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.log import TileLog
@@ -40,7 +40,7 @@ def level(width, height, **more):
 
 def pieces(*items, end):
     starts, sources = np.array(items, np.int64).T
-    return Pieces(starts, sources, end)
+    return AxisMapping(starts, sources, end)
 
 
 PICTURES = {level(30, 20): slides.picture(20, 30), level(50, 40): 255 - slides.picture(40, 50)}
@@ -88,7 +88,7 @@ class Pictures:
         self.log = TileLog("memory", {1: "small", 2: "large"})
         layout = SimpleNamespace(background=BACKGROUND)
         source = MemorySource(data)
-        parts = SlideParts(1, layout, images, [], source, self.decoder, self.log)
+        parts = SlideParts(1, layout, images, frozenset(), [], source, self.decoder, self.log)
         self.executor = HostBackend(parts, TileCache(), lambda *_: None)
 
     def read(self, regions, **options):

@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand
+from napari_wsigpu.display.device_picture import AvailableDeviceTiles, DevicePicture
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.model.geometry import Rect
 
@@ -39,9 +39,7 @@ def picture_of(slide, source):
     layouts = {level.number: level.layout for level in levels}
     overview = np.asarray(levels[-1])
     blank = source.background("stored")
-    at_hand = DeviceTilesAtHand(
-        source.tiles, source.number("stored"), layouts, overview, blank, None
-    )
+    at_hand = AvailableDeviceTiles(source.tiles, source.slide, layouts, overview, blank, None)
     return DevicePicture(at_hand, None)
 
 
@@ -71,7 +69,7 @@ def test_levels_are_drawn_as_the_cpu_reads_them(source, path):
             picture.compose(view)
             landed = found.read_tiles(keys_of(picture))
             assert all(landed.values())
-            assert picture.land(landed)
+            assert picture.add(landed)
             assert not picture.missing
             drawn = picture.compose(view)
             assert drawn.view == view
@@ -98,11 +96,11 @@ def test_averaged_tiles_stay_on_the_device(source, host_gpu, monkeypatch):
     # Every other slot is used again.
     dropped = keys[1::2]
     tiles = np.array([(key.row, key.column) for key in dropped])
-    found.tiles.backend.drop_tiles(keys[0].level, tiles)
+    found.tiles.backend.drop_tiles(keys[0].image, tiles)
     assert all(found.read_tiles(dropped).values())
     assert len(copied) == 1 + len(dropped)
-    picture.land(landed)
-    exact = np.asarray(slide.level_array(keys[0].level))[:768, :768]
+    picture.add(landed)
+    exact = np.asarray(slide.level_array(keys[0].image))[:768, :768]
     np.testing.assert_array_equal(np.asarray(picture.compose(view).pixels), exact)
 
 
@@ -114,7 +112,7 @@ def test_tiles_that_are_missing_are_shown_by_the_best_others(source):
     picture.compose(whole)
     keys = keys_of(picture)
     half = found.read_tiles(keys[: 3 * len(keys) // 4])
-    picture.land(half)
+    picture.add(half)
     drawn = np.asarray(picture.compose(whole).pixels)
     exact = np.asarray(slide.level_array(0))
     assert set(picture.missing) == {(key.row, key.column) for key in keys[3 * len(keys) // 4 :]}
@@ -136,7 +134,7 @@ def test_tiles_that_went_while_others_were_decoded_are_missing(source):
 
     def fetch():
         asked.append(keys_of(picture))
-        picture.land(found.read_tiles(asked[-1]))
+        picture.add(found.read_tiles(asked[-1]))
         if len(asked) == 1:
             went = np.array([(key.row, key.column) for key in keys[:8]])
             found.tiles.backend.drop_tiles(0, went)
@@ -157,7 +155,7 @@ def test_tiles_that_go_again_and_again_stay_missing_and_wanted(source):
     def fetch():
         asked.append(keys_of(picture))
         if len(asked) < 3:
-            picture.land(found.read_tiles(asked[-1]))
+            picture.add(found.read_tiles(asked[-1]))
             found.tiles.backend.drop_tiles(0, went)
         return 0.0
 
@@ -168,7 +166,7 @@ def test_tiles_that_go_again_and_again_stay_missing_and_wanted(source):
     np.testing.assert_array_equal(pixels[256:], exact[256:])
 
 
-def test_tiles_that_fail_show_the_background(path, host_gpu, tmp_path):
+def test_tiles_that_fail_are_hatched(path, host_gpu, tmp_path):
     spoilt = tmp_path / "spoilt.tif"
     data = bytearray(path.read_bytes())
     with tifffile.TiffFile(path) as file:
@@ -182,11 +180,18 @@ def test_tiles_that_fail_show_the_background(path, host_gpu, tmp_path):
         picture.compose(view)
         landed = found.read_tiles(keys_of(picture))
         assert sorted(landed.values()) == [False, True, True, True]
-        picture.land(landed)
+        picture.add(landed)
         drawn = np.asarray(picture.compose(view).pixels)
         assert not picture.missing
-        assert (drawn[:256, :256] == found.background("stored")).all()
-        assert not (drawn[256:] == found.background("stored")).all()
+        with open_slide(spoilt, device="cpu") as other:
+            host = other.displayed
+            key = picture.tiles.key_of(0, 0, 0)._replace(slide=host.slide)
+            [expected] = host.read_tiles([key]).values()
+        assert len(np.unique(expected)) == 2
+        np.testing.assert_array_equal(drawn[:256, :256], expected)
+        exact = np.asarray(slide.level_array(0, tolerant=True))[:512, :512]
+        assert (exact[:256, :256] == found.background("stored")).all()  # scripts get no hatching
+        np.testing.assert_array_equal(drawn[256:], exact[256:])
 
 
 def test_slides_that_go_give_their_tiles_back(path, host_gpu):

@@ -43,7 +43,7 @@ def test_a_slide_is_opened_once():
 
 
 def test_the_one_used_least_recently_is_closed():
-    slides = OpenSlides(most_idle=2)
+    slides = OpenSlides(max_idle=2)
     for name in "abacb":
         with slides.use(packed(name)):
             pass
@@ -52,7 +52,7 @@ def test_the_one_used_least_recently_is_closed():
 
 
 def test_one_that_is_used_stays_open():
-    slides = OpenSlides(most_idle=1)
+    slides = OpenSlides(max_idle=1)
     with slides.use(packed("a")) as slide:
         for name in "bcd":
             with slides.use(packed(name)):
@@ -83,7 +83,7 @@ def test_an_error_of_who_uses_it_closes_nothing():
 
 
 def test_many_threads():
-    slides = OpenSlides(most_idle=1)
+    slides = OpenSlides(max_idle=1)
     failures = []
 
     def work(names):

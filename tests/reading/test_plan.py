@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.model.geometry import Rect, Span
-from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
-from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
+from napari_wsigpu.model.layout import AxisMapping, Encoding, LevelLayout, Part, TileGrid
+from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 
 GRAY = Encoding(1, 1, 1, 1, "<", "uint8", 1)
@@ -30,7 +30,7 @@ def picture(image, seed=0):
     pixels = 10_000 * seed + np.arange(image.height * image.width).reshape(image.height, -1)
     if image.missing == "background" and not image.parts:
         for row, column in np.argwhere(image.grid.byte_counts[0] == 0).tolist():
-            top, left, height, width = tile_rect(image, row, column)
+            top, left, height, width = image.tile_rect(row, column)
             pixels[top : top + height, left : left + width] = BACKGROUND
     return pixels
 
@@ -38,7 +38,7 @@ def picture(image, seed=0):
 def tile_of(image, pixels, row, column):
     """A tile as it is decoded; what lies beyond the level is not to be shown."""
     grid = image.grid
-    top, left, height, width = tile_rect(image, row, column)
+    top, left, height, width = image.tile_rect(row, column)
     tile = np.full((grid.tile_height, grid.tile_width), BEYOND)
     tile[:height, :width] = pixels[top : top + height, left : left + width]
     return tile
@@ -188,11 +188,11 @@ class TestOneImage:
         )
         tiles = data.draw(st.lists(places, min_size=1, max_size=5))
         pixels = picture(image)
-        regions = Regions.of(tile_rect(image, *tile) for tile in tiles)
+        regions = Regions.of(image.tile_rect(*tile) for tile in tiles)
         (plan,) = plan_regions(0, {0: image}, regions)
         found, _ = carried_out([plan], {0: image}, {0: pixels}, plan.regions)
         for region, tile in zip(found, tiles, strict=True):
-            top, left, height, width = tile_rect(image, *tile)
+            top, left, height, width = image.tile_rect(*tile)
             np.testing.assert_array_equal(region, pixels[top : top + height, left : left + width])
         assert plan.covered.all()
         assert len(plan.pastes) + len(plan.blanks) == len(tiles)
@@ -204,7 +204,7 @@ class TestOneImage:
         shown = [{*region.ravel().tolist()} for region in sliced(numbers, regions)]
         expected = []
         for tile in plan.tiles.tolist():
-            top, left, height, width = tile_rect(image, *tile)
+            top, left, height, width = image.tile_rect(*tile)
             mine = {*numbers[top : top + height, left : left + width].ravel().tolist()}
             expected.append(not any(mine <= region for region in shown))
         kept = ReadOptions(keep="partly").kept(plan, image, np.arange(len(plan.tiles)))
@@ -223,7 +223,7 @@ def pieces(draw, length):
         starts.append(start)
         sources.append(begin + skipped)
         start, begin = start + cut - begin - skipped, cut
-    return Pieces(np.array(starts, np.int64), np.array(sources, np.int64), start)
+    return AxisMapping(np.array(starts, np.int64), np.array(sources, np.int64), start)
 
 
 @st.composite
@@ -278,7 +278,7 @@ class TestMosaics:
     def test_a_thinned_out_read_takes_no_more_parts_than_pixels(self):
         image = level_of(9000, 9000, (16, 16))
         starts = np.arange(0, 9000, 3)
-        many = Pieces(starts, starts, 9000)
+        many = AxisMapping(starts, starts, 9000)
         images = {0: LevelLayout.mosaic(9000, 9000, [Part(image, many, many)]), 1: image}
         (plan,) = plan_regions(0, images, Regions.slice(Span(5, 1000, 9), Span(0, 900, 10)))
         assert len(plan.pastes) == 90

@@ -45,7 +45,7 @@ def test_none(slide, device):
 
 @pytest.mark.parametrize("shape", [(4, 40, 60, 3), (5, 60, 40, 3), (5, 40, 60)])
 def test_an_array_of_another_shape(slide, device, shape):
-    with pytest.raises(RegionError, match=r"out has to be .*\(5, 40, 60, 3\) uint8"):
+    with pytest.raises(RegionError, match=r"out must be .*\(5, 40, 60, 3\) and type uint8"):
         slide.read_batch(PLACES, (60, 40), device=device, out=np.empty(shape, np.uint8))
 
 

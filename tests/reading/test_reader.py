@@ -17,7 +17,7 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
 )
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
+from napari_wsigpu.reading.throughput import MODES, TRIALS, tile_kind
 from napari_wsigpu.slide import runtime
 from tests.conftest import pinned_places
 from tests.writers import slides, tiffbytes
@@ -94,7 +94,7 @@ class FakeThroughput:
     def share(self, key):
         return self.part
 
-    def note(self, key, way, tiles, seconds):
+    def record(self, key, way, tiles, seconds):
         assert seconds > 0
         self.notes.append((way, tiles))
 
@@ -173,15 +173,15 @@ class TestAuto:
             for _ in range(TRIALS):
                 np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (TRIALS * TILES, TRIALS * TILES)
-            assert not throughput.settled(key)
+            assert not throughput.is_measured(key)
             for _ in range(TRIALS):
                 np.testing.assert_array_equal(read_cold(slide), pixels)
             assert sum(decoded(slide)) == 3 * TRIALS * TILES
-            assert throughput.settled(key)
+            assert throughput.is_measured(key)
             for fastest in ("cpu", "gpu"):
-                for way in SHARES:
+                for way in MODES:
                     for _ in range(9):
-                        throughput.note(key, way, TILES, 1e-9 if way == fastest else 1e3)
+                        throughput.record(key, way, TILES, 1e-9 if way == fastest else 1e3)
                 before = decoded(slide)
                 np.testing.assert_array_equal(read_cold(slide), pixels)
                 gained = np.subtract(decoded(slide), before).tolist()
@@ -418,7 +418,7 @@ class TestWithoutCuda:
     @pytest.fixture(params=["driver", "CuPy", "nvImageCodec"])
     def lacking(self, request, monkeypatch, fresh_runtime):
         """A machine without one of these; gives what an error has to say."""
-        monkeypatch.setattr(driver, "driver_is_there", lambda: request.param != "driver")
+        monkeypatch.setattr(driver, "driver_available", lambda: request.param != "driver")
         if request.param == "driver":
             return "'cuda:[01]' can't be used.*no NVIDIA driver.*device='cpu'"
         if request.param == "CuPy":
@@ -459,10 +459,12 @@ class TestTilesOfDisplays:
     @staticmethod
     def keys(slide, level=0, *, srgb=False):
         image = slide.levels[level].layout
-        number = ~slide._number if srgb else slide._number
+        color = "srgb" if srgb else "stored"
         rows, columns = -(-image.height // 32), -(-image.width // 48)
         return [
-            TileKey(number, level, row, column) for row in range(rows) for column in range(columns)
+            TileKey(slide._number, level, row, column, color)
+            for row in range(rows)
+            for column in range(columns)
         ]
 
     @staticmethod
@@ -500,7 +502,7 @@ class TestTilesOfDisplays:
             assert all(runtime.default().tiles.get(key) is None for key in keys)
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
-    def test_a_tile_that_fails_is_background_and_not_kept(self, tmp_path, host_gpu, device):
+    def test_failed_tile_is_hatched_and_not_kept(self, tmp_path, host_gpu, device):
         numbers = iter(range(TILES))
 
         def encode(tile):
@@ -517,9 +519,10 @@ class TestTilesOfDisplays:
             keys = self.keys(slide)
             for _ in range(2):
                 found = slide.displayed.read_tiles(keys)
+                damaged = found.pop(keys[7])
                 self.check(found, exact)
                 assert runtime.default().tiles.get(keys[7]) is None
-                assert (found[keys[7]] == slide.layout.background).all()
+                assert {*damaged.ravel().tolist()} == {0, 255}
             assert runtime.default().tiles.get(keys[8]) is not None
             assert slide.stats()["failed"] == 1
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.viewer.planes import stacked
+from napari_wsigpu.viewer.layers.stack_axes import stacked
 from tests.writers.stacks import stack, write_ome
 
 SHAPE = (2, 5, 96, 160, 2)

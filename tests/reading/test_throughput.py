@@ -1,37 +1,37 @@
 import pytest
 
-from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, Throughput
+from napari_wsigpu.reading.throughput import MIN_TILES, MODES, TRIALS, Throughput
 
 
 def learn(throughput, seconds, tiles=100, key="jpeg"):
     """Have `choose` followed until all is settled; return what was chosen."""
     chosen = []
-    while not throughput.settled(key):
-        way = throughput.choose(key)
-        chosen.append(way)
-        throughput.note(key, way, tiles, tiles * seconds[way])
+    while not throughput.is_measured(key):
+        mode = throughput.choose(key)
+        chosen.append(mode)
+        throughput.record(key, mode, tiles, tiles * seconds[mode])
     return chosen
 
 
-@pytest.mark.parametrize("fastest", SHARES)
+@pytest.mark.parametrize("fastest", MODES)
 def test_the_fastest_is_used_once_each_was_tried(fastest):
     throughput = Throughput()
-    chosen = learn(throughput, {way: 1 if way == fastest else 2 for way in SHARES})
-    assert {way: chosen.count(way) for way in SHARES} == dict.fromkeys(SHARES, TRIALS)
+    chosen = learn(throughput, {mode: 1 if mode == fastest else 2 for mode in MODES})
+    assert {mode: chosen.count(mode) for mode in MODES} == dict.fromkeys(MODES, TRIALS)
     assert throughput.choose("jpeg") == fastest
 
 
 def test_one_slow_read_changes_nothing():
     throughput = Throughput()
     learn(throughput, {"gpu": 1, "cpu": 2, "both": 3})
-    throughput.note("jpeg", "gpu", 100, 10_000)
+    throughput.record("jpeg", "gpu", 100, 10_000)
     assert throughput.choose("jpeg") == "gpu"
 
 
 def test_one_fast_read_proves_nothing():
     throughput = Throughput()
     learn(throughput, {"gpu": 3, "cpu": 2, "both": 4})
-    throughput.note("jpeg", "gpu", 100, 1)
+    throughput.record("jpeg", "gpu", 100, 1)
     assert throughput.choose("jpeg") == "cpu"
 
 
@@ -39,10 +39,10 @@ def test_what_becomes_slow_is_left():
     throughput = Throughput()
     learn(throughput, {"gpu": 1, "cpu": 2, "both": 3})
     for _ in range(50):
-        throughput.note("jpeg", "gpu", 100, 100)
+        throughput.record("jpeg", "gpu", 100, 100)
     reads = 0
     while throughput.choose("jpeg") == "gpu":
-        throughput.note("jpeg", "gpu", 100, 1000)
+        throughput.record("jpeg", "gpu", 100, 1000)
         reads += 1
         assert reads < 10
     assert throughput.choose("jpeg") == "cpu"
@@ -51,22 +51,22 @@ def test_what_becomes_slow_is_left():
 def test_the_time_is_that_of_a_tile():
     throughput = Throughput()
     for _ in range(TRIALS):
-        throughput.note("jpeg", "gpu", 1000, 2)
-        throughput.note("jpeg", "cpu", 20, 1)
-        throughput.note("jpeg", "both", 20, 1)
+        throughput.record("jpeg", "gpu", 1000, 2)
+        throughput.record("jpeg", "cpu", 20, 1)
+        throughput.record("jpeg", "both", 20, 1)
     assert throughput.choose("jpeg") == "gpu"
 
 
 def test_small_reads_teach_nothing():
     throughput = Throughput()
     for _ in range(10 * TRIALS):
-        for way in SHARES:
-            throughput.note("jpeg", way, FEWEST_TILES - 1, 1)
-    assert not throughput.settled("jpeg")
-    assert throughput.choose("jpeg") == SHARES[0]
+        for mode in MODES:
+            throughput.record("jpeg", mode, MIN_TILES - 1, 1)
+    assert not throughput.is_measured("jpeg")
+    assert throughput.choose("jpeg") == MODES[0]
     for _ in range(TRIALS):
-        throughput.note("jpeg", SHARES[0], FEWEST_TILES, 1)
-    assert throughput.choose("jpeg") != SHARES[0]
+        throughput.record("jpeg", MODES[0], MIN_TILES, 1)
+    assert throughput.choose("jpeg") != MODES[0]
 
 
 def test_kinds_of_tiles_are_apart():
@@ -75,7 +75,7 @@ def test_kinds_of_tiles_are_apart():
     learn(throughput, {"gpu": 3, "cpu": 2, "both": 1}, key="jpeg2000")
     assert throughput.choose("jpeg") == "gpu"
     assert throughput.choose("jpeg2000") == "both"
-    assert not throughput.settled("other")
+    assert not throughput.is_measured("other")
 
 
 def test_both_finish_together():

@@ -53,7 +53,7 @@ def label(tmp_path):
 
 
 def in_child(work):
-    """Return what a function returns in a forked process."""
+    """Run a function in a forked process and return its result."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,8 @@ def in_child(work):
             said = str(work())
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode()[:4000])
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(said)
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -77,7 +78,7 @@ def message(slide):
 
 
 def sentences(label):
-    """Return all that a label image says of itself while its files are damaged, then gone."""
+    """Collect the messages about a label image whose files are damaged, then deleted."""
     works = [
         lambda: repr(label),
         lambda: label.path,
@@ -122,7 +123,7 @@ def spawned(label):
 
 
 @pytest.mark.parametrize("way", [as_given, unpickled, pytest.param(forked, marks=forks), spawned])
-def test_a_label_image_is_never_called_by_its_name(label, way):
+def test_label_image_name_is_never_shown(label, way):
     said = way(label)
     assert NAME not in said
     assert said.count("(label image 1)") >= 11
@@ -131,7 +132,7 @@ def test_a_label_image_is_never_called_by_its_name(label, way):
     assert "was closed" in said
 
 
-def test_an_unpickled_label_image_is_of_the_same_plane_and_kind(tmp_path):
+def test_unpickled_label_image_is_the_same(tmp_path):
     zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     numbers = np.arange(3, dtype=np.uint16)[:, None, None] * np.ones((1, 64, 64), np.uint16)
     zarrs.write_image(tmp_path / "a.zarr", [np.zeros((3, 64, 64), np.uint16)], axes="zyx")
@@ -151,7 +152,7 @@ def test_an_unpickled_label_image_is_of_the_same_plane_and_kind(tmp_path):
 
 
 def state(slide):
-    """Return how a slide was opened, after reading from it."""
+    """Read from a slide and return its opening options."""
     with suppress(SlideError):
         slide.read_region((0, 0), (8, 8))
     opening = slide._opening
@@ -173,7 +174,7 @@ def stack(tmp_path):
     return tmp_path / "stack.zarr"
 
 
-def test_a_slide_is_opened_alike_elsewhere(stack):
+def test_pickled_slide_keeps_its_options(stack):
     spawn = multiprocessing.get_context("spawn")
     with open_slide(stack, device="cpu", threads=3) as slide, spawn.Pool(1) as pool:
         for each in (slide, slide.plane(z=2)):
@@ -188,7 +189,7 @@ def test_a_slide_is_opened_alike_elsewhere(stack):
 
 
 @forks
-def test_a_forked_slide_keeps_how_it_was_opened(stack):
+def test_forked_slide_keeps_its_options(stack):
     own, told = Runtime(), []
     own.tiles.budget = 12345678
     with open_slide(stack, device="cpu", threads=3, runtime=own) as slide:
@@ -226,7 +227,7 @@ def test_a_forked_process_has_another_default_runtime(path):
 
 
 @forks
-def test_a_slide_that_was_closed_stays_so_in_a_forked_process(path):
+def test_closed_slide_stays_closed_after_fork(path):
     slide = open_slide(path)
     slide.close()
     assert "was closed" in in_child(lambda: message(slide))
@@ -234,8 +235,8 @@ def test_a_slide_that_was_closed_stays_so_in_a_forked_process(path):
 
 @forks
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_an_iterator_goes_on_in_a_forked_process(path, batch_size):
-    """The threads that read ahead are the parent's alone."""
+def test_iterator_continues_after_fork(path, batch_size):
+    """The threads that read ahead exist only in the parent."""
     where = [(number, 2 * number) for number in range(60)]
     with open_slide(path, "cpu") as slide:
         expected = [slide.read_region(place, (30, 20)) for place in where]
@@ -252,7 +253,7 @@ def test_an_iterator_goes_on_in_a_forked_process(path, batch_size):
 
 
 @forks
-def test_a_stream_in_memory_goes_on_in_a_forked_process(path):
+def test_stream_in_memory_works_after_fork(path):
     with tiffslide.TiffSlide(io.BytesIO(path.read_bytes())) as slide:
         pixels = slide.read_region((0, 0), 0, (64, 64), as_array=True)
         again = in_child(lambda: slide.read_region((0, 0), 0, (64, 64), as_array=True).sum())
@@ -260,9 +261,9 @@ def test_a_stream_in_memory_goes_on_in_a_forked_process(path):
 
 
 @forks
-def test_an_open_stream_does_not(path):
+def test_open_stream_fails_after_fork(path):
     class Stream(io.FileIO):
-        """Something of which nobody knows the path."""
+        """A stream whose path is unknown."""
 
         name = None
 
@@ -315,7 +316,7 @@ def test_a_gpu_of_the_parent_is_not_used_in_a_forked_process(path, device, caplo
             return [record.message for record in caplog.records]
 
         said = in_child(work)
-        assert said.count("Slides are decoded on the CPU, because this process was forked") == 1
+        assert said.count("Slides are decoded on the CPU because this process was forked") == 1
         assert said.count("spawn") == 1
 
 
@@ -337,7 +338,7 @@ def test_a_new_slide_in_a_forked_process_says_so_once(path, caplog):
 
 @forks
 def test_nothing_is_refused_where_the_parent_has_started_no_gpu(path, caplog, monkeypatch):
-    monkeypatch.setattr(driver, "_started_in", None)  # whatever other tests have started
+    monkeypatch.setattr(driver, "_started_in", None)  # in case other tests have started CUDA
     own = with_gpu()
 
     def work():

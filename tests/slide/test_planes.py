@@ -1,4 +1,4 @@
-"""Planes along z and t: sizes, choice and pixels, compared with tifffile and zarr."""
+"""Planes along z and t: sizes, selection and pixels, compared with tifffile and zarr."""
 
 import pickle
 import re
@@ -38,7 +38,7 @@ def test_sizes_and_steps(saved):
         assert slide.planes.z_spacing == pytest.approx(1.5)
         assert slide.planes.time_step == pytest.approx(0.25)
         assert slide.mpp == pytest.approx((0.5, 0.5))
-        assert slide.layout.hidden_planes == 9
+        assert slide.layout.other_planes == 9
 
 
 def test_each_plane_of_each_level(saved):
@@ -69,13 +69,13 @@ def test_regions_and_tiles_of_a_plane(saved):
         for batch, locations in slide.tiles(32, z=4, t=1):
             for (x, y), found in zip(locations, batch, strict=True):
                 np.testing.assert_array_equal(found, expected[y : y + 32, x : x + 32])
-        # Only t is chosen: z stays the one that is shown.
+        # Only t is selected: z stays the default plane.
         region = slide.read_region((0, 0), (8, 8), t=1)
         np.testing.assert_array_equal(region, of_plane(pixels, 2, 1)[:8, :8])
 
 
 @pytest.mark.parametrize("wrong", [{"z": 5}, {"z": -1}, {"t": 2}, {"z": 1.5}, {"t": "1"}])
-def test_planes_that_are_not_there(saved, wrong):
+def test_missing_planes(saved, wrong):
     [(axis, number)] = wrong.items()
     with open_slide(saved[0]) as slide:
         last = SIZES[axis] - 1
@@ -154,7 +154,7 @@ def test_the_plane_that_zarrs_rendering_names_is_shown(tmp_path):
 
 
 def in_order(array, axes, wanted):
-    """Move and add axes so that they are those `wanted`."""
+    """Transpose and add axes so that they match `wanted`."""
     missing = [axis for axis in wanted if axis not in axes]
     array = array.reshape((1,) * len(missing) + array.shape)
     return array.transpose([[*missing, *axes].index(axis) for axis in wanted])
@@ -166,7 +166,7 @@ SMALL = st.fixed_dictionaries({axis: st.integers(1, 3) for axis in "tzc"})
 @settings(max_examples=40, deadline=None)
 @given(st.permutations("TZC"), SMALL, st.booleans(), st.randoms())
 def test_ome_tiff_of_any_order(tmp_path_factory, order, sizes, rgb, random):
-    """Its pages lie in the order of the file, or as the XML says of each."""
+    """Pages are in the file's order, or in the order that the XML states per plane."""
     path = tmp_path_factory.mktemp("ome") / "a.ome.tif"
     if rgb:
         order, sizes = [axis for axis in order if axis != "C"], sizes | {"c": 1}
@@ -190,7 +190,7 @@ def test_ome_tiff_of_any_order(tmp_path_factory, order, sizes, rgb, random):
 
 
 def scatter(path, places):
-    """Have the XML say of each plane on which page it is."""
+    """Add the page of each plane to the XML."""
     with tifffile.TiffFile(path, mode="r+") as file:
         tag = file.pages.first.tags[270]
         pixels = re.search(r'DimensionOrder="XY(\w)(\w)(\w)"', tag.value)
@@ -212,7 +212,7 @@ def scatter(path, places):
 @settings(max_examples=40, deadline=None)
 @given(st.permutations("tczyx"), SMALL, st.sampled_from(["0.1", "0.2", "0.3", "0.4", "0.5"]))
 def test_ome_zarr_of_any_order(tmp_path_factory, order, sizes, version):
-    """Axes that the oldest versions can't name are those of their one order."""
+    """The oldest versions cannot name axes and have a fixed order."""
     path = tmp_path_factory.mktemp("zarr") / "a.zarr"
     axes = "tczyx" if version in ("0.1", "0.2") else "".join(order)
     axes = "".join(axis for axis in axes if version < "0.3" or axis in "yx" or sizes[axis] > 1)
@@ -246,7 +246,7 @@ def test_ome_zarr_of_any_order(tmp_path_factory, order, sizes, version):
 
 
 def write_focal_planes(path, *photometrics):
-    """Write an NDPI of one focal plane each; those of gray (0 and 1) are of one channel."""
+    """Write NDPI files with one focal plane each; gray ones (0 and 1) have a single channel."""
     levels = []
     for number, photometric in enumerate(photometrics):
         pixels = slides.picture(64, 96, 1 if photometric < 2 else 3).squeeze()
@@ -258,8 +258,8 @@ def write_focal_planes(path, *photometrics):
 
 
 @pytest.mark.parametrize("photometrics", [(6, 9), (9, 6), (6, 1)])
-def test_a_plane_of_another_kind_than_the_one_that_is_shown(tmp_path, photometrics):
-    """A conversion of both ended in a ValueError."""
+def test_plane_with_other_samples_is_refused(tmp_path, photometrics):
+    """Converting both planes used to raise a ValueError."""
     path = tmp_path / "a.ndpi"
     write_focal_planes(path, *photometrics)
     with open_slide(path, "cpu") as slide:
@@ -272,13 +272,13 @@ def test_a_plane_of_another_kind_than_the_one_that_is_shown(tmp_path, photometri
             lambda: convert(slide, tmp_path / "out.ome.tif"),
             lambda: convert(slide, tmp_path / "out.zarr"),
         ):
-            with pytest.raises(CorruptSlideError, match=r"plane at z = 1, t = 0 .* other channels"):
+            with pytest.raises(CorruptSlideError, match=r"plane at z = 1, t = 0 .* different"):
                 read()
         convert(slide, tmp_path / "out.tif")
 
 
-def test_planes_that_one_file_can_not_hold_are_not_converted(tmp_path):
-    """In one of them 0 is white."""
+def test_too_many_planes_are_not_converted(tmp_path):
+    """One of the planes stores white as 0."""
     path = tmp_path / "a.ndpi"
     write_focal_planes(path, 1, 0)
     with pytest.raises(ConversionError, match="differ in size, tiles or samples"):

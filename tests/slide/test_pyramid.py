@@ -1,4 +1,4 @@
-"""What viewers show: the slide's levels, and those that are computed between them."""
+"""The levels that viewers show: the slide's own, and computed ones between them."""
 
 import logging
 import pickle
@@ -33,14 +33,14 @@ KINDS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_screen():
-    """Levels are computed as if the slides were large."""
+    """Lower the size limit, so that levels are computed for small slides."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opened, "LARGEST_OVERVIEW", 100)
         yield
 
 
 def write(path, steps, *, channels=3, dtype="uint8", size=(HEIGHT, WIDTH), **options):
-    """Write levels that hold single pixels of the finer ones, so that no average is like them."""
+    """Write levels that subsample the finer ones, so that averages differ from them."""
     pixels = slides.picture(*size, channels, dtype)
     pixels = pixels[..., 0] if channels == 1 else pixels
     shape = {"planarconfig": "contig"} if channels in (2, 4) else {}
@@ -56,7 +56,7 @@ def stored_levels(path):
 
 
 def shown_levels(path):
-    """What the pyramid is to show, finest first."""
+    """Return the expected levels of the pyramid, finest first."""
     stored = stored_levels(path)
     found = [stored[0]]
     for level in stored[1:]:
@@ -70,7 +70,7 @@ def shown_levels(path):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A slide whose inserted levels have several tiles, and what its levels are to show."""
+    """A slide whose inserted levels have several tiles, and its expected levels."""
     path = tmp_path_factory.mktemp("slide") / "slide.tif"
     write(path, (8,), size=(1130, 2219), photometric="rgb")
     with open_slide(path, device="cpu") as slide:
@@ -119,7 +119,7 @@ class TestPixels:
         found = slide.level_array(level.number)[place]
         np.testing.assert_array_equal(found, expected[index][place])
 
-    def test_levels_that_step_by_2_are_all_there_is(self, tmp_path):
+    def test_no_level_is_inserted_between_steps_of_2(self, tmp_path):
         path = write(tmp_path / "slide.tif", (2, 2, 2), photometric="rgb")
         with open_slide(path) as slide:
             assert [level.number for level in slide.pyramid] == [0, 1, 2, 3]
@@ -174,7 +174,7 @@ class TestMissingTiles:
             np.testing.assert_array_equal(between[...], slides.average(fine, 2))
 
     def test_stored_levels_are_filled_from_stored_ones(self, tmp_path):
-        """By 4 x 4 averages as ever, not by averages of what is inserted."""
+        """They are 4 x 4 averages of stored pixels, not averages of inserted levels."""
         path = tmp_path / "slide.svs"
         written = slides.write_aperio(
             path,
@@ -201,7 +201,7 @@ class TestMissingTiles:
 class TestDamagedTiles:
     @pytest.fixture
     def damaged(self, tmp_path):
-        """A slide whose tile at (1, 2) of level 0 is too short, and what can be shown of it."""
+        """A slide whose tile (1, 2) of level 0 is truncated, and its expected pixels."""
         pixels = slides.picture(320, 480)
         numbers = iter(range(1000))
 
@@ -217,7 +217,7 @@ class TestDamagedTiles:
         with open_slide(tiffbytes.write(tmp_path / "damaged.tif", pages), device="cpu") as slide:
             yield slide, slides.average(shown, 2)
 
-    def test_an_exact_read_names_the_finer_tile(self, damaged):
+    def test_exact_read_names_the_finer_tile(self, damaged):
         slide, shown = damaged
         level = slide.level_array(slide.pyramid[1].number)
         for _ in range(2):
@@ -226,7 +226,7 @@ class TestDamagedTiles:
             assert [name for name, _ in info.value.failures] == ["level 0, row 1, column 2"]
         assert level.shape == shown.shape
 
-    def test_a_tolerant_one_shows_background_and_says_so_once(self, damaged, caplog):
+    def test_tolerant_read_shows_background_and_reports_once(self, damaged, caplog):
         slide, shown = damaged
         told = []
         slide.on_failed_tile(lambda name, reason: told.append(name))
@@ -241,7 +241,7 @@ class TestDamagedTiles:
 
 
 class TestNumbers:
-    def test_those_of_stored_levels_are_openslides(self, tmp_path):
+    def test_stored_levels_are_numbered_like_openslides(self, tmp_path):
         path = tmp_path / "slide.svs"
         slides.write_aperio(path, slides.picture(1100, 1300), (4, 2))
         with open_slide(path, device="cpu") as slide:
@@ -255,10 +255,10 @@ class TestNumbers:
                 for found in (level[...], slide.level_array(number)[...], region):
                     np.testing.assert_array_equal(found, expected)
                 assert level.number == number
-            with pytest.raises(LevelError, match="levels are 0 to 2"):
+            with pytest.raises(LevelError, match="3 levels, 0 to 2"):
                 slide.read_region((0, 0), (5, 5), 3)
 
-    def test_each_names_one_level(self, tmp_path):
+    def test_each_number_names_one_level(self, tmp_path):
         path = tmp_path / "slide.svs"
         slides.write_aperio(path, slides.picture(1100, 1300), (4, 2))
         with open_slide(path, device="cpu") as slide:
@@ -267,7 +267,7 @@ class TestNumbers:
             for level in slide.pyramid:
                 shape = slide.level_array(level.number).shape
                 assert shape == (level.layout.height, level.layout.width, 3)
-            with pytest.raises(LevelError, match=r"has no level 5; its levels are 0 to 4\.$"):
+            with pytest.raises(LevelError, match=r"has no level 5; it has 5 levels, 0 to 4\.$"):
                 slide.level_array(5)
 
     def test_arrays_can_be_pickled(self, tmp_path):
@@ -289,7 +289,7 @@ class TestCache:
             yield slide
 
     def kept_of(self, slide, number):
-        """How many tiles of a level need not be decoded."""
+        """Return the number of tiles of a level that need not be decoded."""
         before = slide.stats()["cache_hits"]
         slide.level_array(number)[...]
         return slide.stats()["cache_hits"] - before
@@ -302,7 +302,7 @@ class TestCache:
         assert self.kept_of(slide, 0) == decoded == slide.layout.levels[0].grid.byte_counts.size
         assert self.kept_of(slide, inserted.number) == inserted.layout.grid.byte_counts.size
 
-    def test_those_two_below_it_are_not(self, slide):
+    def test_tiles_two_levels_below_are_not_kept(self, slide):
         _, finer, inserted, *_ = slide.pyramid
         assert inserted.finer == finer.number
         assert finer.layout.computed
@@ -310,7 +310,7 @@ class TestCache:
         assert self.kept_of(slide, 0) == 0
         assert self.kept_of(slide, finer.number) == finer.layout.grid.byte_counts.size
 
-    def test_those_below_an_overview_are_not(self, slide):
+    def test_tiles_below_an_overview_are_not_kept(self, slide):
         stored, overview = slide.pyramid[-2:]
         assert overview.finer == stored.number == 1
         slide.level_array(overview.number)[...]

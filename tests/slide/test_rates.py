@@ -15,13 +15,13 @@ def counters(tiles=0, by_gpu=0, read=0, asked=0, hits=0):
     }
 
 
-def test_the_first_look_tells_no_rate():
+def test_first_update_gives_no_rate():
     rates = Rates()
     rates.add(5.0, counters(70))
     assert rates.latest is None
 
 
-def test_a_rate_is_the_difference_by_the_time_it_took():
+def test_rate_is_difference_over_time():
     rates = Rates()
     rates.add(5.0, counters(10, by_gpu=5, read=1000, asked=20, hits=4))
     rates.add(7.0, counters(13, by_gpu=12, read=5000, asked=40, hits=14))
@@ -29,7 +29,7 @@ def test_a_rate_is_the_difference_by_the_time_it_took():
     assert step.rate(step.tiles) == pytest.approx((3 + 7) / 2)
     assert step.rate(step.bytes_decoded) == pytest.approx(150)
     assert step.rate(step.bytes_read) == pytest.approx(2000)
-    assert (step.asked, step.hits) == (20, 10)
+    assert (step.requested, step.hits) == (20, 10)
 
 
 def test_only_the_last_minute_is_kept():
@@ -39,20 +39,20 @@ def test_only_the_last_minute_is_kept():
     assert len(rates.steps) == SECONDS
     assert rates.steps[0].end == 140
     rates.add(1000.0, counters(200))
-    assert [step.begin for step in rates.steps] == [199]
+    assert [step.start for step in rates.steps] == [199]
 
 
-def test_what_happens_in_a_pause_is_in_no_step():
+def test_pauses_are_left_out():
     rates = Rates()
     rates.add(0.0, counters(0))
     rates.add(1.0, counters(1))
     rates.pause()
     rates.add(9.0, counters(500))
     rates.add(10.0, counters(502))
-    assert [(step.begin, step.tiles) for step in rates.steps] == [(0.0, 1), (9.0, 2)]
+    assert [(step.start, step.tiles) for step in rates.steps] == [(0.0, 1), (9.0, 2)]
 
 
-def test_two_looks_at_the_same_time_are_one():
+def test_updates_at_the_same_time_count_once():
     rates = Rates()
     rates.add(1.0, counters(0))
     rates.add(1.0, counters(5))

@@ -1,4 +1,4 @@
-"""What slides share, and that they share nothing else."""
+"""The resources that slides share, and those that they do not."""
 
 import pickle
 
@@ -24,7 +24,7 @@ def test_slides_share_the_default_one(path):
         assert first.runtime is second.runtime is runtime.default()
 
 
-def test_another_one_is_used_where_it_is_given(path):
+def test_explicit_runtime_is_used(path):
     own = Runtime()
     held = runtime.default().tiles.used
     with open_slide(path, runtime=own) as slide:
@@ -38,7 +38,7 @@ def test_another_one_is_used_where_it_is_given(path):
     own.close()
 
 
-def test_another_default_lasts_as_long_as_its_context(path):
+def test_using_restores_the_default(path):
     before, other = runtime.default(), Runtime()
     with runtime.using(other) as used:
         assert used is runtime.default() is other
@@ -51,7 +51,7 @@ def test_another_default_lasts_as_long_as_its_context(path):
     assert runtime.default() is before
 
 
-def test_a_pickled_slide_uses_the_default_of_where_it_lands(path):
+def test_unpickled_slide_uses_the_local_default(path):
     with open_slide(path, runtime=Runtime()) as slide:
         packed = pickle.dumps(slide)
     with runtime.using(Runtime()) as there, pickle.loads(packed) as copy:

@@ -30,6 +30,7 @@ from napari_wsigpu.model.errors import (
     TileError,
 )
 from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.facts import TIMES
 from tests import oracles
 from tests.conftest import decoding_threads
 from tests.writers import ndpi, slides, tiffbytes
@@ -61,7 +62,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def opened(shared):
-    """The same for tests that read much and change nothing."""
+    """The same, shared by tests that only read."""
     yield shared
     shared[0].release()
 
@@ -79,6 +80,7 @@ def test_the_public_face():
         "measure",
         "read_geojson",
         "read_zarr_to_gpu",
+        "set_request_headers",
         "wait",
         "write_geojson",
     }
@@ -86,7 +88,7 @@ def test_the_public_face():
         assert getattr(napari_wsigpu, name)
 
 
-def test_what_it_says_of_itself(opened):
+def test_properties_and_repr(opened):
     slide, levels = opened
     assert slide.dimensions == (WIDTH, HEIGHT)
     assert slide.level_count == len(slide.levels) == 3
@@ -106,8 +108,59 @@ def test_metadata_is_json_and_the_callers_own(opened):
     assert slide.metadata["vendor"] == "aperio"
 
 
+def test_missing_keys_list_the_existing_ones(opened):
+    slide, _ = opened
+    with pytest.raises(KeyError) as error:
+        slide.associated_images["labl"]
+    names = ", ".join(map(repr, slide.associated_images)) or "none"
+    assert str(error.value) == f"There is no associated image 'labl'; available: {names}."
+    with pytest.raises(KeyError, match=r"no metadata field 'mmp'; available: 'vendor', 'scanner'"):
+        slide.metadata["mmp"]
+    with pytest.raises(KeyError, match=r"no label image 'cells'; available: none\.$"):
+        slide.labels["cells"]
+    with pytest.raises(SlideError):
+        slide.labels["cells"]
+    assert slide.labels.get("cells") is None
+    assert pickle.loads(pickle.dumps(slide.metadata)) == slide.metadata
+
+
+def test_levels_out_of_range_say_how_many_there_are(opened):
+    slide, _ = opened
+    for index in (9, -10):
+        with pytest.raises(IndexError, match=rf"no level {index}; it has 3 levels, 0 to 2\.$"):
+            slide.levels[index]
+    assert slide.levels[-1] is slide.levels[2]
+    assert slide.levels[:2] == (slide.levels[0], slide.levels[1])
+    copies = pickle.loads(pickle.dumps(slide.levels))
+    with pytest.raises(LevelError, match="it has 3 levels"):
+        copies[9]
+    for copy in copies:
+        copy.slide.close()
+
+
+def test_dir_shows_no_private_names(opened):
+    slide, _ = opened
+    names = dir(slide)
+    assert {"read_region", "levels", "layout", "__enter__"} <= set(names)
+    assert not [name for name in names if name.startswith("_") and not name.startswith("__")]
+
+
+def test_html_for_notebooks(path):
+    path = Path(path).with_name("a & b.svs")
+    slides.write_aperio(path, slides.picture(700, 900), tile=(64, 64))
+    with open_slide(path) as slide:
+        html = slide._repr_html_()
+        plain = html.replace("\N{NO-BREAK SPACE}", " ")
+        assert plain.startswith("<table><tr><th>Name</th><td>a &amp; b.svs</td></tr>")
+        assert f"<td>900 {TIMES} 700 px</td>" in plain
+        assert "µm/px" in plain
+        assert "<th>Compression</th><td>JPEG" in plain
+        private = [text for text in map(str, slide.metadata["aperio"].values()) if len(text) > 5]
+        assert not [text for text in private if text in html]
+
+
 def reference(level, x, y, width, height, background=255):
-    """A region of a decoded level; what lies outside has the background's value."""
+    """Cut a region out of a decoded level, filled with the background outside."""
     region = np.full((height, width, level.shape[2]), background, level.dtype)
     ys, xs = np.mgrid[y : y + height, x : x + width]
     inside = (ys >= 0) & (ys < level.shape[0]) & (xs >= 0) & (xs < level.shape[1])
@@ -153,7 +206,7 @@ class TestReadRegion:
 
     @pytest.mark.parametrize("level", [0, 1, 2])
     def test_openslide_reads_the_same(self, path, level):
-        # Sizes that halve without a rest: OpenSlide interpolates where a level's step is odd.
+        # The sizes are divisible: OpenSlide interpolates if a downsample is not a whole number.
         slides.write_aperio(path, slides.picture(320, 480))
         down = 2**level
         with open_slide(path) as slide, oracles.openslide.OpenSlide(path) as other:
@@ -177,7 +230,7 @@ class TestReadRegion:
 
     @pytest.mark.parametrize("level", [3, -1, 99])
     def test_no_such_level(self, opened, level):
-        with pytest.raises(LevelError, match=r"levels are 0 to 2"):
+        with pytest.raises(LevelError, match=r"3 levels, 0 to 2"):
             opened[0].read_region((0, 0), (5, 5), level)
 
     @pytest.mark.parametrize("device", ["cuda", "gpu", "auto"])
@@ -217,7 +270,7 @@ class TestReadRegions:
         assert [len(batch) for batch in batches] == [3, 3]
         assert len(list(opened[0].read_regions(places, (5, 4), drop_last=True))) == 7
 
-    def test_a_batch_that_fits_into_no_memory(self, opened):
+    def test_batch_larger_than_memory_is_refused(self, opened):
         batches = opened[0].read_regions([(0, 0)] * 10**6, (10**5, 10**5), 0, 10**6)
         with pytest.raises(RegionError, match="batch_size"):
             next(batches)
@@ -235,18 +288,18 @@ class TestReadRegions:
         assert first == order(seed=1, num_workers=4) != order(seed=2)
         assert sorted(first) == list(range(40)) != first
 
-    def test_nothing_asked(self, opened):
+    def test_no_locations(self, opened):
         assert list(opened[0].read_regions([], (5, 5))) == []
 
     @pytest.mark.parametrize(
         ("name", "value"),
         [("batch_size", 0), ("batch_size", 1.5), ("num_workers", -1), ("prefetch_factor", -1)],
     )
-    def test_numbers_that_cannot_be(self, opened, name, value):
+    def test_invalid_numbers(self, opened, name, value):
         with pytest.raises(RegionError, match=name):
             next(opened[0].read_regions([(0, 0)], (5, 5), **{name: value}))
 
-    def test_it_decodes_ahead_but_not_further_than_asked(self, opened):
+    def test_it_decodes_no_further_ahead_than_requested(self, opened):
         asked = []
 
         def places():
@@ -282,7 +335,7 @@ class TestReadRegions:
         slide.release()
         assert decoding_threads() == []
 
-    def test_an_error_comes_at_its_turn(self, opened):
+    def test_errors_are_raised_in_order(self, opened):
         places = [(0, 0), (1, 1), ("x", 0), (2, 2)]
         regions = opened[0].read_regions(places, (5, 5))
         next(regions)
@@ -292,7 +345,7 @@ class TestReadRegions:
         with pytest.raises(StopIteration):
             next(regions)
 
-    def test_a_failed_tile_comes_at_its_turn(self, path):
+    def test_failed_tiles_are_raised_in_order(self, path):
         numbers = iter(range(99))
         page = tiffbytes.page(
             slides.picture(64, 200),
@@ -315,19 +368,19 @@ class TestResources:
 
     @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("threads", [1, 3])
-    def test_as_many_threads_decode_as_were_asked_for(self, path, aperio, threads):
+    def test_threads_argument_limits_decoding_threads(self, path, aperio, threads):
         with open_slide(path, threads=threads) as slide, pickle.loads(pickle.dumps(slide)) as other:
             for number, each in enumerate((slide, other), 1):
                 np.testing.assert_array_equal(each.levels[0][...], aperio[1][0])
                 assert number * (threads > 1) <= len(decoding_threads()) <= number * (threads - 1)
 
     @pytest.mark.parametrize("threads", [0, -2, 1.5, "4"])
-    def test_numbers_of_threads_that_cannot_be(self, path, aperio, threads):
+    def test_invalid_numbers_of_threads(self, path, aperio, threads):
         with pytest.raises(DeviceError, match=f"threads is {threads!r}"):
             open_slide(path, threads=threads)
 
     @pytest.mark.usefixtures("without_core")
-    def test_release_lets_go_until_the_next_read(self, path, aperio, handles_of):
+    def test_release_frees_everything_until_the_next_read(self, path, aperio, handles_of):
         slide, levels = aperio
         for _ in range(2):
             np.testing.assert_array_equal(slide.levels[0][...], levels[0])
@@ -337,6 +390,15 @@ class TestResources:
             assert handles_of(path) == 0
             assert decoding_threads() == []
         assert slide.stats()["cache_hits"] == 0
+
+    def test_associated_images_are_no_levels(self, aperio):
+        slide, _ = aperio
+        numbers = {level.number for level in slide.pyramid}
+        assert slide.associated_images
+        for number in range(-5, len(numbers) + 8):
+            if number not in numbers:
+                with pytest.raises(LevelError, match=f"has no level {number}; it has"):
+                    slide.level_array(number)
 
     def test_close_is_for_good(self, path, leaves_nothing):
         slides.write_aperio(path, slides.picture(HEIGHT, WIDTH))
@@ -355,7 +417,7 @@ class TestResources:
         ):
             with pytest.raises(SlideClosedError, match=r"slide\.svs"):
                 read()
-        assert slide.dimensions == (WIDTH, HEIGHT)  # what it says is still there
+        assert slide.dimensions == (WIDTH, HEIGHT)  # properties stay available
         slide.release()
         slide.clear_cache()
 
@@ -377,7 +439,7 @@ class TestResources:
     @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("method", ["close", "release"])
     def test_a_read_in_flight_leaves_nothing(self, path, method, monkeypatch, leaves_nothing):
-        """The slide is closed between the moment bytes were read and that they are decoded."""
+        """The slide is closed after the bytes were read and before they are decoded."""
         slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1)
         used = runtime.default().tiles.used
         with open_slide(path) as slide:
@@ -400,7 +462,7 @@ class TestResources:
                 assert runtime.default().tiles.used == used
 
     def test_close_while_others_read(self, path, leaves_nothing):
-        """Readers get exact pixels or are told that the slide was closed."""
+        """Readers get exact pixels or a `SlideClosedError`."""
         levels = slides.write_aperio(
             path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1
         )
@@ -459,7 +521,7 @@ class TestResources:
 
 
 class TestChangedFiles:
-    def test_another_file_in_its_place(self, path, aperio):
+    def test_replaced_file_is_detected(self, path, aperio):
         slide, _ = aperio
         slide.levels[0][0, 0]
         slide.release()
@@ -488,7 +550,7 @@ class TestCopies:
                 np.testing.assert_array_equal(level[...], expected)
             label = other.associated_images["label"].read()
             np.testing.assert_array_equal(label, slide.associated_images["label"].read())
-        assert slide.read_region((0, 0), (5, 5)).shape == (5, 5, 3)  # that one is still open
+        assert slide.read_region((0, 0), (5, 5)).shape == (5, 5, 3)  # the original is still open
 
 
 @pytest.mark.parametrize("encode", ["jpeg", "raw"])
@@ -505,7 +567,7 @@ def test_sixteen_threads_read_exact_pixels(path, encode, leaves_nothing):
             rng = np.random.default_rng(seed)
             count = 0
             try:
-                while time.monotonic() < end:
+                while not count or time.monotonic() < end:
                     level = int(rng.integers(3))
                     x, y = (int(v) for v in rng.integers(-50, 1000 >> level, 2))
                     size = tuple(int(v) for v in rng.integers(0, 300, 2))
@@ -561,7 +623,9 @@ def test_a_forked_process_reads_while_threads_of_its_parent_do(tmp_path):
             for _ in range(8):
                 child = os.fork()
                 if not child:
-                    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's would let it go on
+                    signal.signal(
+                        signal.SIGALRM, signal.SIG_DFL
+                    )  # pytest's handler would let the process continue
                     signal.alarm(20)
                     whole = slide.levels[0][...]
                     slide.close()
@@ -616,7 +680,7 @@ for words in sys.argv[1:]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
 def test_a_process_forked_while_a_codec_is_loaded_works(tmp_path):
-    """In one process, whose slides need one library more each."""
+    """Each slide in the process needs one more library."""
     pixels = slides.picture(192, 192)
     raw, deflated, jpegs = (tmp_path / f"{name}.tif" for name in ("raw", "deflated", "jpegs"))
     tiffbytes.write(raw, [tiffbytes.page(pixels, bytes, tile=(64, 64))])
@@ -637,7 +701,7 @@ def test_a_process_forked_while_a_codec_is_loaded_works(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_nothing_keeps_the_tables_of_a_slide_that_was_closed(device, tmp_path, host_gpu):
+def test_closed_slide_frees_its_tables(device, tmp_path, host_gpu):
     pixels = slides.picture(200, 300)
     path = tmp_path / "a.tif"
     tiffbytes.write(path, [tiffbytes.page(pixels, tiffbytes.deflate, compression=8, tile=(64, 64))])

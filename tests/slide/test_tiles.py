@@ -1,4 +1,4 @@
-"""A whole level as a grid of regions, and regions at a resolution that no level has."""
+"""Grids of regions over a level, and regions at arbitrary resolutions."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_tiles_that_bands_share_outlive_those_of_other_rows(path, host_machine, 
     own.close()
 
 
-def test_a_grid_of_a_coarser_level_says_where_its_regions_are(slide):
+def test_locations_of_a_coarser_level(slide):
     for batch, locations in slide.tiles(40, level=1, batch_size=8):
         for pixels, location in zip(batch, locations, strict=True):
             assert np.array_equal(pixels, slide.read_region(location, (40, 40), 1))
 
 
-def test_a_grid_at_a_resolution_is_what_regions_there_show(slide):
+def test_grid_at_a_resolution_matches_regions(slide):
     for batch, locations in slide.tiles(40, mpp=0.61, batch_size=8):
         for pixels, location in zip(batch, locations, strict=True):
             assert np.array_equal(pixels, slide.read_region(location, (40, 40), mpp=0.61))
@@ -123,13 +123,13 @@ def test_a_closed_grid_leaves_nothing(path, leaves_nothing):
         ({"size": 64, "mpp": 0.5, "level": 1}, RegionError),
     ],
 )
-def test_what_no_grid_can_be_is_refused(slide, wrong, error):
+def test_invalid_grids_are_refused(slide, wrong, error):
     with pytest.raises(error):
         next(iter(slide.tiles(**wrong)))
 
 
 def averaged(pixels, size, scale):
-    """Return the mean of what lies under each pixel, the slow and obvious way."""
+    """Return the mean of the area under each pixel, computed in the obvious, slow way."""
     found = np.zeros((*size, pixels.shape[2]))
     for y, x in np.ndindex(size):
         top, left = y * scale, x * scale
@@ -163,18 +163,18 @@ def test_a_resolution_is_an_area_average_of_the_finer_level(path, host_gpu, devi
         assert np.array_equal(batch[0], found)
 
 
-def test_a_resolution_that_a_level_has_is_that_level(slide):
+def test_resolution_of_a_level_reads_that_level(slide):
     found = slide.read_region((40, 80), (30, 20), mpp=2 * MPP)
     assert np.array_equal(found, slide.read_region((40, 80), (30, 20), 1))
 
 
 @pytest.mark.parametrize("mpp", [0.1, 0, -1, math.nan, math.inf, "0.5"])
-def test_a_resolution_that_can_not_be_is_refused(slide, mpp):
+def test_invalid_resolutions_are_refused(slide, mpp):
     with pytest.raises(RegionError, match="mpp"):
         slide.read_region((0, 0), (8, 8), mpp=mpp)
 
 
-def test_a_slide_that_does_not_say_its_resolution_has_none(tmp_path):
+def test_resolution_needs_a_known_pixel_size(tmp_path):
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 100), fields=("AppMag = 40",))
     with open_slide(path) as slide, pytest.raises(RegionError, match="use level"):
@@ -200,10 +200,10 @@ def test_a_failed_batch_names_the_region(path, tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("content", [b"", None], ids=["emptied", "overwritten"])
 @pytest.mark.parametrize("tolerant", [False, True])
-def test_a_file_that_changes_while_it_is_read_is_at_fault(
+def test_file_changed_during_a_read_is_reported(
     path, tmp_path, host_gpu, monkeypatch, device, content, tolerant
 ):
-    """Not one of its tiles, of which the bytes are those of something else."""
+    """The file is blamed, not a tile whose bytes were replaced."""
     copy = tmp_path / "slide.svs"
     shutil.copy(path, copy)
 
@@ -229,7 +229,7 @@ def test_a_file_that_changes_while_it_is_read_is_at_fault(
         if native.core is not None:
             for name in ("read_tiles", "read_ranges"):
                 monkeypatch.setattr(native.core, name, spoilt_named(getattr(native.core, name)))
-        with pytest.raises(SlideChangedError, match=r"slide\.svs' (has changed|was cut short)"):
+        with pytest.raises(SlideChangedError, match=r"slide\.svs' (has changed|was truncated)"):
             slide.level_array(0, tolerant=tolerant)[:600, :600]
         assert slide.stats()["failed"] == 0
 
@@ -237,8 +237,8 @@ def test_a_file_that_changes_while_it_is_read_is_at_fault(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("room", [60_000, 2_000])
 @pytest.mark.parametrize("mpp", [0.61, 1.1, 3])
-def test_a_region_is_the_same_in_pieces(path, host_gpu, monkeypatch, device, room, mpp):
-    """In bands of rows, and where one row is too large, in parts of rows."""
+def test_region_is_the_same_when_read_in_parts(path, host_gpu, monkeypatch, device, room, mpp):
+    """Regions are read in bands of rows, and in parts of rows if one row is too large."""
     locations, size = [(30, 50), (-60, -90)], (100, 80)
     options = {"size": size, "mpp": mpp, "batch_size": 2}
     with open_slide(path, device=device) as slide:
@@ -250,7 +250,7 @@ def test_a_region_is_the_same_in_pieces(path, host_gpu, monkeypatch, device, roo
     assert np.array_equal(shown, whole)
 
 
-def test_batches_are_read_in_memory_that_is_kept(slide, monkeypatch):
+def test_batches_reuse_memory(slide, monkeypatch):
     places = [(x, 40) for x in range(0, 400, 37)]
     options = {"size": (30, 20), "mpp": slide.mpp[0] * 1.5, "batch_size": len(places)}
     (together,) = slide.read_regions(places, **options)
@@ -268,7 +268,7 @@ def test_batches_are_read_in_memory_that_is_kept(slide, monkeypatch):
     assert np.array_equal(in_turn, together)
 
 
-def test_pieces_fit_into_memory_and_on_the_level(slide, monkeypatch):
+def test_parts_fit_into_memory_and_the_level(slide, monkeypatch):
     read, most = RegionReader.read, 40_000
     seen = []
 
@@ -290,12 +290,12 @@ def test_pieces_fit_into_memory_and_on_the_level(slide, monkeypatch):
         assert left + wide > 0
 
 
-def test_what_lies_beyond_the_slide_costs_nothing(slide):
+def test_area_beyond_the_slide_costs_nothing(slide):
     assert (slide.read_region((WIDTH, 0), (20_000, 50), mpp=400) == 255).all()
     assert slide.read_region((0, 0), (5000, 5000), mpp=40).shape == (5000, 5000, 3)
 
 
-def test_a_pixel_of_too_many_finer_ones_is_refused(slide, monkeypatch):
+def test_too_many_finer_pixels_are_refused(slide, monkeypatch):
     monkeypatch.setattr(scaling, "FINER_BYTES", 1000)
     monkeypatch.setattr(scaling, "LARGEST_FINER", 2000)
     with pytest.raises(RegionError, match="smaller mpp"):
@@ -307,11 +307,11 @@ def test_a_pixel_of_too_many_finer_ones_is_refused(slide, monkeypatch):
     [
         ((25400, 0.003), 25400, r"span 8\.47e\+06 pixels of level 0 .* 25400 x 0\.003 µm"),
         ((2e-4, 2e-4), 10, r"span 5e\+04 pixels"),
-        ((2e-4, 2e-4), 2.4, r"mean of 411 MiB"),
+        ((2e-4, 2e-4), 2.4, r"average 411 MiB"),
     ],
 )
-def test_a_pixel_that_spans_far_more_than_the_slide_is_refused(tmp_path, spacing, mpp, words):
-    """Of a damaged resolution, one took minutes or gigabytes."""
+def test_pixel_far_larger_than_the_slide_is_refused(tmp_path, spacing, mpp, words):
+    """A region of a slide with a damaged resolution used to take minutes or gigabytes."""
     path = tmp_path / "a.tif"
     pixels = slides.picture(70, 101)
     across, down = (10_000 / each for each in spacing)
@@ -338,7 +338,7 @@ def test_a_pixel_that_spans_far_more_than_the_slide_is_refused(tmp_path, spacing
         (lambda slide: slide.read_region((0, 0), (8, 8), mpp=1e300), "smaller mpp"),
     ],
 )
-def test_wrong_arguments_are_said_at_once(slide, call, words):
+def test_invalid_arguments_raise_at_once(slide, call, words):
     with pytest.raises(RegionError, match=words):
         call(slide)
 
@@ -354,8 +354,8 @@ def test_integers_of_numpy(slide):
 
 
 @pytest.mark.parametrize("path", [None, 5, [1]])
-def test_what_is_no_path(path):
-    with pytest.raises(NotASlideError, match="is no path"):
+def test_invalid_paths(path):
+    with pytest.raises(NotASlideError, match="is not a path"):
         open_slide(path)
 
 
@@ -365,8 +365,8 @@ def test_a_path_of_bytes(path):
 
 
 @pytest.mark.parametrize("compression", ["lzw", "zlib", "jpeg", "jpeg2000", "zstd", "webp"])
-def test_what_a_damaged_tile_took_is_let_go_at_once(tmp_path, compression):
-    """An error whose traceback led to itself kept a batch's pixels until memory was tidied."""
+def test_damaged_tile_releases_its_memory(tmp_path, compression):
+    """A reference cycle in the traceback would keep the batch's pixels until garbage collection."""
     path = tmp_path / "a.tif"
     options = {"photometric": "rgb", "tile": (64, 64), "compression": compression}
     tifffile.imwrite(path, slides.picture(100, 120), **options)

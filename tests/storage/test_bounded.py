@@ -1,4 +1,4 @@
-"""A file that is asked for more than it has reads as any other, and takes no memory for it."""
+"""`BoundedReader` reads like any other file, but allocates no memory beyond the file's size."""
 
 import io
 import tracemalloc
@@ -21,7 +21,7 @@ def test_it_reads_as_any_file(size, place):
     assert file.read(3) == plain.read(3)
 
 
-def test_no_memory_is_taken_for_what_is_not_there():
+def test_allocates_no_memory_beyond_the_file():
     file = BoundedReader(io.BytesIO(b"short"))
     tracemalloc.start()
     try:

@@ -30,12 +30,12 @@ def used(cache):
 
 
 def age(cache, *numbers):
-    """Let blocks look as if they were used long ago, the first the longest."""
+    """Set the times of last use to the distant past, oldest first."""
     for second, number in enumerate(numbers):
         os.utime(cache.folder / "key" / str(number), (second, second))
 
 
-def test_keeps_what_was_put(cache):
+def test_put_and_get(cache):
     cache.put("key", 3, content(3))
     cache.put("key", 4, memoryview(content(4)))
     assert (cache.get("key", 3), cache.get("key", 4)) == (content(3), content(4))
@@ -83,7 +83,7 @@ def test_links_and_pipes_are_not_followed(cache, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_what_was_unused_the_longest_goes(cache):
+def test_least_recently_used_blocks_are_evicted(cache):
     for number in range(10):
         cache.put("key", number, content(number))
     age(cache, *range(10))
@@ -98,12 +98,12 @@ def test_what_was_unused_the_longest_goes(cache):
     ]
 
 
-def test_stays_within_its_budget_whoever_writes(cache):
+def test_budget_includes_blocks_of_other_processes(cache):
     other = DiskCache(cache.folder, cache.budget)
     for number in range(40):
         cache.put("key", number, content(number))
         other.put("other", number, content(number))
-    # Each looks at what the other wrote after every sixteenth of the budget.
+    # Each measures the files of the other after writing a sixteenth of the budget.
     assert used(cache) <= cache.budget + 2 * ENTRY
 
 
@@ -116,14 +116,14 @@ def test_a_smaller_budget_counts_from_the_next_block_on(cache):
     assert cache.get("key", 8) == content(8)
 
 
-def test_no_budget_is_no_cache(tmp_path):
+def test_budget_of_zero_disables_the_cache(tmp_path):
     cache = DiskCache(tmp_path / "blocks", 0)
     cache.put("key", 0, content(0))
     assert cache.get("key", 0) is None
     assert not cache.folder.exists()
 
 
-def test_what_is_larger_than_the_budget_is_not_kept(cache):
+def test_block_beyond_the_budget_is_not_cached(cache):
     cache.put("key", 0, bytes(cache.budget))
     assert files(cache) == []
 
@@ -138,7 +138,7 @@ def test_what_is_larger_than_the_budget_is_not_kept(cache):
         lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"),
     ],
 )
-def test_a_damaged_block_is_not_there(cache, damage):
+def test_damaged_block_counts_as_missing(cache, damage):
     cache.put("key", 0, content(1))
     [path] = files(cache)
     damage(path)
@@ -148,7 +148,7 @@ def test_a_damaged_block_is_not_there(cache, damage):
     assert cache.get("key", 0) == content(1)
 
 
-def test_a_folder_that_can_not_be_written_is_said_once(tmp_path, caplog):
+def test_read_only_folder_is_reported_once(tmp_path, caplog):
     (tmp_path / "file").write_bytes(b"")
     cache = DiskCache(tmp_path / "file" / "blocks", 1 << 20)
     for number in range(3):
@@ -216,8 +216,8 @@ def test_the_environment_sets_budget_and_folder(
         assert (disk_cache().folder, disk_cache().budget) == (tmp_path, budget)
         assert disk_cache() is disk_cache()
         said = [
-            f"WSIGPU_DISK_CACHE_BYTES is '{given}', which is no number of bytes as 2e9 is; "
-            "the cache on disk takes 2.147 GB at most."
+            f"WSIGPU_DISK_CACHE_BYTES is '{given}', but must be a number of bytes such as 2e9; "
+            "the disk cache is limited to 2.147 GB."
         ]
         assert caplog.messages == said * warnings
         monkeypatch.delenv(module.FOLDER)

@@ -16,7 +16,7 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
 )
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.file import MERGE_GAP, FileSource
+from napari_wsigpu.storage.file_source import MERGE_GAP, FileSource
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 @pytest.fixture(params=["pread", "seek"])
 def source(path, request, monkeypatch):
-    """A source that reads by position, and its twin where the system can't."""
+    """A source that uses `pread`, and one for systems without it."""
     if request.param == "seek":
         monkeypatch.delattr(os, "pread", raising=False)
         monkeypatch.delattr(os, "preadv", raising=False)
@@ -59,7 +59,7 @@ class TestRead:
         assert [bytes(view) for view in source.read(ranges)] == expected(ranges)
 
     @given(SOME_RANGES, st.integers(0, 90_000))
-    def test_every_byte_is_filled_in_later(self, source, ranges, size):
+    def test_fills_return_every_byte(self, source, ranges, size):
         found = []
         for fill in source.fills(ranges):
             room = bytearray(size)
@@ -71,16 +71,16 @@ class TestRead:
     @pytest.mark.parametrize(
         "item", [(299_990, 100), (300_000, 1), (10**15, 10), (0, 10**15), (5, 0), (0, 0)]
     )
-    def test_the_end_of_the_file_makes_it_short(self, source, item):
+    def test_reads_end_at_end_of_file(self, source, item):
         assert bytes(source.read([item])[0]) == CONTENT[item[0] : sum(item)]
 
     def test_a_range_before_the_file_is_empty(self, source):
         assert [bytes(view) for view in source.read([(-5, 10)])] == [b""]
 
-    def test_nothing_asked_nothing_delivered(self, source):
+    def test_no_ranges_no_data(self, source):
         assert source.read([]) == []
 
-    def test_the_system_may_deliver_less_at_once(self, source, monkeypatch):
+    def test_partial_reads_are_completed(self, source, monkeypatch):
         if hasattr(os, "preadv"):
             preadv = os.preadv
             monkeypatch.setattr(
@@ -131,7 +131,7 @@ class TestHandle:
 
     @pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system has no preadv")
     @pytest.mark.parametrize("end", ["release", "close"])
-    def test_reads_in_flight_end_before_the_handle_goes(self, path, monkeypatch, end):
+    def test_close_waits_for_reads_in_progress(self, path, monkeypatch, end):
         source = source_of(path)
         reading, go_on = threading.Event(), threading.Event()
         preadv = os.preadv
@@ -193,7 +193,7 @@ class TestChangedFiles:
         assert handles_of(path) == 0
         source.close()
 
-    def test_a_change_is_noticed_by_who_reads_later(self, path):
+    def test_fills_detect_a_changed_file(self, path):
         source = source_of(path)
         [fill] = source.fills([(0, 5)])
         room = bytearray(5)
@@ -262,7 +262,7 @@ def run_threads(work, count):
 
 
 class TestManyRanges:
-    """What the native core reads, or Python where it is missing."""
+    """Many ranges, read by the native core or by Python."""
 
     @pytest.fixture(params=["core", "Python"])
     def reading(self, request, monkeypatch):
@@ -271,7 +271,7 @@ class TestManyRanges:
 
     @pytest.fixture
     def apart(self, tmp_path):
-        """A file, and ranges of it that lie apart."""
+        """A file, and distant ranges in it."""
         content = np.random.default_rng(1).bytes(40 * 2 * MERGE_GAP)
         path = tmp_path / "large.bin"
         path.write_bytes(content)
@@ -285,7 +285,7 @@ class TestManyRanges:
             assert found.buffer[start : start + length] == content[offset : offset + length]
         source.close()
 
-    def test_of_a_file_that_was_cut_short(self, apart, reading):
+    def test_truncated_file(self, apart, reading):
         path, content, offsets, lengths = apart
         source = FileSource(SlideFile.of(str(path), path.stat()))
         source.read_joined(offsets, lengths)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.files import FilesSource
+from napari_wsigpu.storage.files_source import FilesSource
 
 SIZES = (3_000, 1, 70_000, 250_000)
 CONTENTS = [np.random.default_rng(size).bytes(size) for size in SIZES]
@@ -35,7 +35,7 @@ def source(files):
 
 
 def expected(offset, length):
-    """The bytes of the file in which a range begins."""
+    """Return the bytes of a range, up to the end of the file in which it starts."""
     owner = sum(start <= offset for start in STARTS) - 1
     begin = offset - STARTS[owner]
     return CONTENTS[owner][begin : begin + length]
@@ -66,7 +66,7 @@ def test_fills(source, ranges):
     assert found == [expected(*each) for each in ranges]
 
 
-def test_only_files_that_are_asked_for_are_opened(source, files, handles_of):
+def test_only_needed_files_are_opened(source, files, handles_of):
     source.read([(STARTS[2] + 5, 10), (STARTS[2] + 50, 10)])
     assert [handles_of(Path(each.path)) for each in files] == [0, 0, 1, 0]
     source.release()
@@ -74,7 +74,7 @@ def test_only_files_that_are_asked_for_are_opened(source, files, handles_of):
     assert bytes(source.read([(0, 2)])[0]) == CONTENTS[0][:2]
 
 
-def test_a_changed_file_is_noticed_where_it_is_read(source, files):
+def test_changed_file_is_detected_when_read(source, files):
     os.utime(files[1].path, ns=(0, 0))
     source.read([(0, 10)])
     with pytest.raises(SlideChangedError, match=r"1\.dcm"):

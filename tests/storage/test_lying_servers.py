@@ -1,4 +1,4 @@
-"""A server that misbehaves in any order: what is read is right, or one sentence says why not."""
+"""A server that misbehaves in any order: reads return the right bytes or raise a clear error."""
 
 import numpy as np
 import pytest
@@ -22,9 +22,9 @@ from tests.fakes.rangeserver import (
 
 pytest.importorskip("obstore")
 
-from napari_wsigpu.storage.remote import connection, signed
+from napari_wsigpu.storage.remote import connection, http_store
 from napari_wsigpu.storage.remote.disk_cache import disk_cache
-from napari_wsigpu.storage.remote.source import BLOCK, RemoteSource
+from napari_wsigpu.storage.remote.remote_source import BLOCK, RemoteSource
 
 SIZE = 40 * BLOCK + 123
 CONTENTS = [np.random.default_rng(seed).bytes(SIZE) for seed in range(2)]
@@ -41,7 +41,7 @@ RANGES = st.tuples(st.integers(0, SIZE - 1), st.integers(1, 3 * BLOCK)).map(
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """Two that serve the same file; and nothing that waits."""
+    """Return two servers of the same file, and remove all waiting times."""
     folder = tmp_path_factory.mktemp("served")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -50,12 +50,12 @@ def servers(tmp_path_factory):
     ):
         patch.setattr(connection, "RETRIES", 0)
         patch.setattr(connection, "PAUSES", (0.001, 0.001))
-        patch.setattr(signed, "PAUSES", (0.001, None))
+        patch.setattr(http_store, "PAUSES", (0.001, None))
         yield server, other
 
 
 class LyingServer(RuleBasedStateMachine):
-    """What may happen between two reads."""
+    """Events that may happen between two reads."""
 
     server: RangeServer
     other: RangeServer
@@ -117,7 +117,7 @@ class LyingServer(RuleBasedStateMachine):
 
     @rule()
     def replace(self):
-        """Another file comes in its place: what is read of it must not be mixed with the first."""
+        """Replace the file: its bytes must not be mixed with those of the first one."""
         self.number = 1
         self.write()
         self.sound = False
@@ -144,7 +144,7 @@ class LyingServer(RuleBasedStateMachine):
         assert not [name for name in decoding_threads() if "remote" in name]
 
 
-def test_a_server_may_do_what_it_likes(servers):
+def test_any_server_behaviour_is_handled(servers):
     LyingServer.server, LyingServer.other = servers
     LyingServer.TestCase.settings = settings(max_examples=20, stateful_step_count=12)
     LyingServer.TestCase("runTest").runTest()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.file_source import FileSource
 from napari_wsigpu.storage.memory import MemorySource
 
 DATA = bytes(range(200))
@@ -20,7 +20,7 @@ def file_source(tmp_path):
 @pytest.mark.parametrize(
     "ranges", [[], [(0, 200)], [(150, 20), (3, 9), (3, 9)], [(190, 50), (200, 1), (900, 9)]]
 )
-def test_what_is_read_is_what_a_file_gives(file_source, ranges):
+def test_remote_reads_equal_file_reads(file_source, ranges):
     source = MemorySource(DATA)
     assert list(map(bytes, source.read(ranges))) == list(map(bytes, file_source.read(ranges)))
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
@@ -32,7 +32,7 @@ def test_what_is_read_is_what_a_file_gives(file_source, ranges):
     assert joined[0] == joined[1]
 
 
-def test_it_reads_after_a_release():
+def test_reads_after_release():
     source = MemorySource(DATA)
     source.release()
     source.close()

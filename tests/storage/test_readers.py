@@ -1,4 +1,4 @@
-"""Who reads is waited for; who was interrupted waits for nobody."""
+"""`Readers` waits for all reads of other threads, and never for interrupted ones."""
 
 import dis
 import sys
@@ -14,7 +14,7 @@ from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.storage.readers import Readers
 from tests.writers import slides
 
-INTERRUPTED = {"slide.py", "readers.py", "file.py"}
+INTERRUPTED = {"slide.py", "readers.py", "file_source.py"}
 
 
 def test_waits_for_other_threads():
@@ -31,7 +31,7 @@ def test_waits_for_other_threads():
     thread.start()
     inside.wait(10)
     threading.Timer(0.05, end.set).start()
-    with readers.none():
+    with readers.exclusive():
         order.append("closed")
     thread.join()
     assert order == ["read", "closed"]
@@ -43,7 +43,7 @@ def test_another_thread_may_end_a_read():
     thread = threading.Thread(target=readers.leave, args=(reader,))
     thread.start()
     thread.join()
-    done = threading.Thread(target=lambda: readers.none().__enter__(), daemon=True)
+    done = threading.Thread(target=lambda: readers.exclusive().__enter__(), daemon=True)
     done.start()
     done.join(10)
     assert not done.is_alive()
@@ -59,7 +59,7 @@ def test_closed():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="traces CPython's steps")
 def test_interrupted_anywhere(tmp_path):
-    """Ctrl-C wherever Python heeds it in a read: the slide can be read and closed afterwards."""
+    """After Ctrl-C at any point of a read, the slide can still be read and closed."""
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(60, 60), ())
     left = 0
@@ -89,7 +89,7 @@ def test_interrupted_anywhere(tmp_path):
             try:
                 sys.settrace(trace)
                 slide.read_region((0, 0), (50, 50))
-                slide.read_region((-5, 0), (50, 50))  # by a plan
+                slide.read_region((-5, 0), (50, 50))  # uses a plan
             except KeyboardInterrupt:
                 interrupted = True
             finally:
@@ -97,5 +97,5 @@ def test_interrupted_anywhere(tmp_path):
             other = threading.Thread(target=slide.read_region, args=((0, 0), (50, 50)), daemon=True)
             other.start()
             other.join(10)
-            assert not other.is_alive(), f"a lock stayed taken after {number} steps"
+            assert not other.is_alive(), f"a lock stayed locked after {number} steps"
     assert number > 50

@@ -22,7 +22,7 @@ def test_paths(path):
     assert public_url(path) == path
 
 
-def test_what_can_be_read_from():
+def test_supported_urls():
     assert all(map(is_supported, ["https://h/x", "HTTP://h", "s3://b/k", "gs://b/k", "az://c/k"]))
     assert not any(map(is_supported, ["ftp://h/x", "file:///x", "memory://x"]))
 
@@ -66,7 +66,7 @@ def test_names(path, name):
     assert file_name(path) == name
 
 
-def test_a_remote_file_tells_no_secret():
+def test_remote_file_shows_no_secret():
     file = RemoteFile("https://user:SECRET@host/x.svs?SECRET", "ETag 1")
     assert "SECRET" not in repr(file)
     assert pickle.loads(pickle.dumps(file)) == file

@@ -1,4 +1,4 @@
-"""Tiles of Zarr arrays as bytes: any range, damage, change, threads."""
+"""Tiles of Zarr arrays as bytes: ranges, damage, changes and threads."""
 
 import bz2
 import gzip
@@ -25,7 +25,7 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.storage.source import Unreadable
-from napari_wsigpu.storage.zarr.source import ZarrSource
+from napari_wsigpu.storage.zarr.zarr_source import ZarrSource
 from tests.writers import slides
 from tests.writers.zarrs import halved, write_image
 
@@ -57,7 +57,7 @@ def source(layout):
 
 
 def tile_bytes(level, pixels, row, column):
-    """Return the bytes of a tile as a file of uncompressed tiles would hold them."""
+    """Return the bytes of a tile as in a file of uncompressed tiles."""
     tile = np.zeros((TILE, TILE, 3), "<u2")
     part = pixels[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
     tile[: part.shape[0], : part.shape[1]] = part
@@ -68,7 +68,7 @@ def places(level):
     return list(zip(level.grid.offsets.ravel(), level.grid.byte_counts.ravel(), strict=True))
 
 
-def test_tiles_lie_one_after_another(layout):
+def test_tiles_are_contiguous(layout):
     ranges = [place for level in layout.levels for place in places(level)]
     ends = [offset + length for offset, length in ranges]
     assert [offset for offset, _ in ranges] == [0, *ends[:-1]]
@@ -92,7 +92,7 @@ def test_parts_of_tiles_and_places_outside(source, layout, pixels):
     assert [bytes(view) for view in source.read(ranges)] == wanted
 
 
-def test_nothing_is_asked_for(source):
+def test_empty_list_of_ranges(source):
     assert source.read([]) == []
     joined = source.read_joined(np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert (bytes(joined.buffer), len(joined.starts), len(joined.lengths)) == (b"", 0, 0)
@@ -106,7 +106,7 @@ def test_joined_ranges_are_those_of_read(source, layout):
         assert bytes(joined.buffer[start : start + length]) == bytes(view)
 
 
-def test_tiles_that_are_read_later(source, layout):
+def test_fills_equal_reads(source, layout):
     ranges = [*places(layout.levels[1]), *places(layout.levels[0])[::-1]]
     found = []
     for (_, length), fill in zip(ranges, source.fills(ranges), strict=True):
@@ -123,7 +123,7 @@ class TestDamage:
         data[: len(data) // 2] = b"\xff" * (len(data) // 2)
         chunk.write_bytes(data)
 
-    def test_a_tile_that_is_damaged_takes_no_other_with_it(self, path, pixels):
+    def test_damaged_tile_affects_no_other(self, path, pixels):
         self.damage(path, 1, 1, 2)
         with open_slide(path) as slide:
             with pytest.raises(TileError) as caught:
@@ -146,14 +146,14 @@ class TestDamage:
                 f"level 0, row {n}, column {m}" for n, m in [(0, 0), (2, 3), (1, 1)]
             }
 
-    def test_a_chunk_that_holds_less(self, path, pixels):
-        """What lay in memory before must not be shown in place of what is missing."""
+    def test_chunk_with_too_few_bytes(self, path, pixels):
+        """Missing bytes must not be replaced by old content of the memory."""
         chunk = path / "0/c/1/1/2"
         chunk.write_bytes(imagecodecs.zstd_encode(bytes(TILE * TILE)))
         with open_slide(path) as slide, pytest.raises(TileError, match="row 1, column 2"):
             slide.levels[0][...]
 
-    def test_a_chunk_that_holds_more(self, path, pixels):
+    def test_chunk_with_too_many_bytes(self, path, pixels):
         chunk = path / "0/c/1/1/2"
         chunk.write_bytes(imagecodecs.zstd_encode(bytes(2 * TILE * TILE + 1)))
         with open_slide(path) as slide, pytest.raises(TileError, match="row 1, column 2"):
@@ -211,7 +211,7 @@ class TestChange:
         with pytest.raises(FileNotFoundError, match="There is no file"):
             source.read([(0, 10)])
 
-    def test_the_closed_source_reads_no_more(self, source):
+    def test_closed_source_refuses_reads(self, source):
         source.read([(0, 10)])
         source.release()
         source.read([(0, 10)])
@@ -234,7 +234,7 @@ class TestResources:
         with open_slide(path) as slide, ThreadPoolExecutor(8) as pool:
             list(pool.map(read, range(8)))
 
-    def test_nothing_of_ours_is_left(self, path, pixels):
+    def test_nothing_is_left_in_memory(self, path, pixels):
         with open_slide(path) as slide:
             slide.levels[0][:10, :10]
         left = [thread.name for thread in threading.enumerate()]
@@ -254,7 +254,7 @@ class TestResources:
         end(source)
         assert set(threading.enumerate()) == before
 
-    def test_no_thread_begins_once_it_is_closed(self, source, layout, monkeypatch, leaves_nothing):
+    def test_no_thread_starts_after_close(self, source, layout, monkeypatch, leaves_nothing):
         opened = source._opened
 
         def close_and_open(tile):
@@ -265,7 +265,7 @@ class TestResources:
         with pytest.raises(SlideClosedError, match="was closed"):
             source.read(places(layout.levels[0]))
 
-    def test_a_layout_can_be_sent_elsewhere(self, layout, pixels):
+    def test_layout_can_be_pickled(self, layout, pixels):
         copy = pickle.loads(pickle.dumps(layout))
         source = ZarrSource(copy.path, copy.levels, copy.files)
         [view] = source.read(places(copy.levels[0])[:1])
@@ -273,7 +273,7 @@ class TestResources:
 
 
 def bare(folder, chunk, **said):
-    """Write a Zarr array of one chunk, version 2."""
+    """Write an array of one chunk in Zarr version 2."""
     (folder / "a.zarr").mkdir()
     document = {
         "zarr_format": 2, "shape": [64, 64], "chunks": [64, 64], "dtype": "|u1", "order": "C",
@@ -297,9 +297,9 @@ COMPRESS = {
 }
 
 
-@pytest.mark.parametrize("order", ["C", "F"])  # read here, and by zarr itself
+@pytest.mark.parametrize("order", ["C", "F"])  # read directly, and by zarr
 @pytest.mark.parametrize("codec", COMPRESS)
-def test_chunks_that_would_grow_are_not_unpacked(tmp_path, codec, order):
+def test_decompression_bombs_are_refused(tmp_path, codec, order):
     said = {"compressor": {"id": codec}, "order": order}
     with open_slide(bare(tmp_path, COMPRESS[codec](SMALL), **said)) as slide:
         expected = np.frombuffer(SMALL, np.uint8).reshape(64, 64, order=order)
@@ -316,10 +316,10 @@ def test_chunks_that_would_grow_are_not_unpacked(tmp_path, codec, order):
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("length", [1, 13, 16, 20, 4000])
-def test_what_lies_behind_a_blosc_chunk_that_is_cut_off_is_not_read(tmp_path, length, order):
+def test_truncated_blosc_is_not_read_past_its_end(tmp_path, length, order):
     noise = np.random.default_rng(1).integers(0, 256, 4096, np.uint8)
     chunk = COMPRESS["blosc"](noise)
-    assert len(chunk) > len(noise)  # stored as they are
+    assert len(chunk) > len(noise)  # stored without compression
     path = bare(tmp_path, chunk[:length], compressor={"id": "blosc"}, order=order)
     with open_slide(path) as slide, pytest.raises(TileError, match="chunks can't be read"):
         slide.read_region((0, 0), (64, 64))
@@ -328,7 +328,7 @@ def test_what_lies_behind_a_blosc_chunk_that_is_cut_off_is_not_read(tmp_path, le
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"filters": [{"id": name}]}, f"encoded by '{name}'")
+        ({"filters": [{"id": name}]}, f"encoded with '{name}'")
         for name in ("pickle", "json2", "msgpack2", "vlen-bytes", "categorize")
     ]
     + [
@@ -336,13 +336,13 @@ def test_what_lies_behind_a_blosc_chunk_that_is_cut_off_is_not_read(tmp_path, le
         ({"filters": [{"id": "zlib"}, {"id": "delta", "dtype": "|u1"}]}, "more than once"),
     ],
 )
-def test_codecs_that_no_image_needs(tmp_path, said, words):
+def test_unsafe_codecs_are_refused(tmp_path, said, words):
     with pytest.raises(UnsupportedSlideError, match=words):
         open_slide(bare(tmp_path, b"", **said))
 
 
-def test_shards_are_not_compressed_once_more(tmp_path):
-    """A compressor around them would be undone for as many bytes as it likes."""
+def test_compressed_shards_are_refused(tmp_path):
+    """Decompression of whole shards could not be limited to a number of bytes."""
     array = pytest.importorskip("zarr").create_array(
         tmp_path, shape=(64, 64), chunks=(16, 16), shards=(64, 64), dtype="uint8", zarr_format=3
     )
@@ -351,13 +351,13 @@ def test_shards_are_not_compressed_once_more(tmp_path):
     document = json.loads(path.read_text())
     document["codecs"].append({"name": "zstd", "configuration": {"level": 1, "checksum": False}})
     path.write_text(json.dumps(document))
-    with pytest.raises(UnsupportedSlideError, match="around its shards"):
+    with pytest.raises(UnsupportedSlideError, match="its shards are compressed"):
         open_slide(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes on this system")
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_pipe_is_no_chunk(tmp_path, order):
+def test_pipe_in_place_of_a_chunk(tmp_path, order):
     path = bare(tmp_path, None, order=order)
     os.mkfifo(path / "0.0")
     with open_slide(path) as slide, pytest.raises(TileError, match="regular file"):

@@ -7,13 +7,14 @@ import threading
 import napari.settings
 import pytest
 import tifffile
+from napari.utils._proxies import PublicOnlyProxy
 from napari.utils.events.event import EventEmitter
 from napari.utils.notifications import notification_manager
 from npe2 import PluginManifest
 
 from napari_wsigpu.codecs import cpu
-from napari_wsigpu.storage.zarr import source as storage_zarr
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.storage.zarr import zarr_source as storage_zarr
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,8 +63,18 @@ def own_settings(settings_folder):
 
 
 @pytest.fixture(autouse=True)
+def private_parts_are_out_of_reach(monkeypatch):
+    """napari warns of private access through its proxies; let it fail as it will one day."""
+
+    def refuse(name, owner):
+        raise AttributeError(f"'{owner}.{name}' is private")
+
+    monkeypatch.setattr(PublicOnlyProxy, "_private_attr_warning", staticmethod(refuse))
+
+
+@pytest.fixture(autouse=True)
 def no_notifications():
-    """Nothing that an earlier test was told is left."""
+    """Clear the notifications of earlier tests."""
     notification_manager.records.clear()
 
 
@@ -76,7 +87,7 @@ def viewer(qapp, shared, own_settings):
 
 @pytest.fixture
 def another(viewer):
-    """Make one more viewer beside that one."""
+    """Make one more viewer."""
     from tests.viewer.shared import make_viewer
 
     made = []
@@ -161,7 +172,7 @@ def gate(monkeypatch, without_core):
         return decode_tile(tile, memory)
 
     monkeypatch.setattr(cpu, "decode_tile", held_back)
-    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
+    monkeypatch.setattr(cpu, "whole_tile_decoder", lambda batch: None)
     yield gate
     gate.set()
 

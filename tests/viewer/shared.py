@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +21,10 @@ from qtpy.QtCore import QEvent, Qt, QTimer
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QWidget
 
-from napari_wsigpu.viewer import arrival
-from napari_wsigpu.viewer.lifetime import look_after_slides
-from napari_wsigpu.widgets.slide_dock import SlideDock
+from napari_wsigpu.viewer.annotations.annotator import annotator_of
+from napari_wsigpu.viewer.session import new_slides as arrival
+from napari_wsigpu.viewer.session.lifetime import manage_slides
+from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 
 SIZE = 700, 450  # small: software draws each pixel
 PROGRESS_BARS = "napari._qt.dialogs.qt_activity_dialog.QtActivityDialog.handle_progress_change"
@@ -41,11 +43,13 @@ class SharedViewer:
         if self._viewer is None:
             self._patch.setattr("napari._qt.threads.status_checker.StatusChecker.start", _nothing)
             self._patch.setattr("napari._qt.qt_viewer.QtViewer._get_console", _no_console)
-            self._patch.setattr("napari._qt.qt_main_window.SHOW_QT_WARNING", False)
+            # napari 0.10 has no such constant any more.
+            warning = "napari._qt.qt_main_window.SHOW_QT_WARNING"
+            self._patch.setattr(warning, False, raising=False)
             self._patch.setattr(PROGRESS_BARS, _let_events_pass)
             self._viewer = viewer = make_viewer()
             window = viewer.window._qt_window
-            look_after_slides(viewer)
+            manage_slides(viewer)
             self._values = {part: values_of(getattr(viewer, part)) for part in PARTS}
             self._listeners = listeners(viewer)
             self._size, self._layout = window.size(), window.saveState()
@@ -62,7 +66,10 @@ class SharedViewer:
             self.close()
             return
         window = viewer.window._qt_window
+        annotator_of(viewer)._histories.clear()  # nothing is to be undone in the next test
         viewer.layers.clear()
+        annotator_of(viewer)._record()
+        annotator_of(viewer)._histories.clear()
         self._forget_slides(viewer)
         for dock in list(viewer.window._wrapped_dock_widgets.values()):
             viewer.window.remove_dock_widget(dock)
@@ -102,7 +109,7 @@ class SharedViewer:
 
     def _forget_slides(self, viewer: napari.Viewer) -> None:
         """Let the next slide be the first one again."""
-        seen = arrival._arrivals.pop(viewer, None)
+        seen = arrival._new_slides.pop(viewer, None)
         if seen is None:
             return
         for timer in viewer.window._qt_window.findChildren(
@@ -123,6 +130,20 @@ def make_viewer(show: bool = True) -> napari.Viewer:
     viewer.window._qt_window._save_current_window_settings = _nothing
     assert not show or QTest.qWaitForWindowExposed(viewer.window._qt_window)
     return viewer
+
+
+def wait_for_layout(viewer: napari.Viewer) -> None:
+    """Wait until the inspector has become a tab, as the window is too narrow for it."""
+    window, end = viewer.window._qt_window, time.monotonic() + 30
+    canvas = viewer.window._qt_viewer.canvas.native
+    done = False
+    while not done:
+        assert time.monotonic() < end
+        QTest.qWait(20)
+        docks = [widget.native.parent() for widget in viewer.window.dock_widgets.values()]
+        tabs = [window.tabifiedDockWidgets(dock) for dock in docks]
+        done = bool(tabs) and all(tabs) and canvas.width() > 250
+    QTest.qWait(100)
 
 
 def turn() -> None:
@@ -172,7 +193,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _let_events_pass(*_: object) -> None:
-    """Do what napari does meanwhile, without bars that would have the window drawn anew."""
+    """Process events as napari does, without progress bars, which would redraw the window."""
     QApplication.processEvents()
 
 

@@ -12,7 +12,7 @@ from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import Annotation, label_image, open_slide, read_geojson, write_geojson
 from napari_wsigpu.model.errors import AnnotationError
-from napari_wsigpu.viewer.annotations import (
+from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
     MOST_SHAPES,
     annotation_layers,
@@ -20,9 +20,9 @@ from napari_wsigpu.viewer.annotations import (
     slide_layer_for,
     to_pixels,
 )
-from napari_wsigpu.viewer.geojson import get_geojson_reader
-from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.geojson_files import get_geojson_reader
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 
 SQUARE = np.array([(100, 200), (400, 200), (400, 500), (100, 500)], float)
 HOLE = np.array([(150, 250), (200, 250), (200, 300), (150, 300)], float)
@@ -140,7 +140,7 @@ def test_very_many_outlines_are_labels_and_come_back_exactly(model, cells):
 
 
 def test_very_many_outlines_are_added_within_seconds(model, cells):
-    """Of so many shapes napari takes some 0.2 ms each."""
+    """napari needs some 0.2 ms for each of that many shapes."""
     model, layer = model
     begin = time.process_time()
     added(model, layer, cells)
@@ -239,7 +239,7 @@ def test_which_slide_is_meant(model, tmp_path):
         assert slide_layer_for(model, of_any) is other  # the active one
         assert slide_layer_for(model, shapes.as_layer_data_tuple()[1]) is layer
         model.layers.selection.active = shapes
-        with pytest.raises(AnnotationError, match="Several slides are open"):
+        with pytest.raises(AnnotationError, match="any of several open slides"):
             slide_layer_for(model, of_any)
     assert slide_layer_for(ViewerModel(), of_any) is None
     assert slide_layer_for(None, {}) is None
@@ -267,7 +267,7 @@ def test_the_viewer_says_that_very_many_outlines_are_labels(viewer, cells, tmp_p
     before = len(notification_manager.records)
     [labels] = viewer.open(source, plugin="napari-wsigpu")
     assert isinstance(labels, Labels)
-    # The inspector may be offered meanwhile.
+    # The inspector may be opened in between.
     assert MANY in [each.message for each in notification_manager.records[before:]]
 
 
@@ -280,7 +280,7 @@ def test_geojson_without_a_slide_lies_on_pixels(viewer, tmp_path):
     assert viewer.open(path, plugin="napari-wsigpu") == []
 
 
-def test_what_the_reader_takes():
+def test_reader_accepts_geojson_names():
     assert get_geojson_reader(["a.geojson", "B.GEOJSON"]) is not None
     assert get_geojson_reader(["a.geojson", "b.svs"]) is None
     assert get_geojson_reader("a.json") is None

@@ -9,9 +9,9 @@ from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QMessageBox
 
 from napari_wsigpu.model.errors import NotASlideError
-from napari_wsigpu.viewer import folder as folder_module
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import prefer_this_reader
+from napari_wsigpu.viewer.contributions import slide_folder as folder_module
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.window.settings import prefer_this_reader
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_its_slides_are_opened(viewer, folder):
     assert names(viewer) == ["case 00", "case 01", "case 02"]
 
 
-def test_above_some_the_user_is_asked(viewer, folder, monkeypatch):
+def test_many_slides_are_opened_only_after_a_question(viewer, folder, monkeypatch):
     path = folder(3)
     monkeypatch.setattr(folder_module, "MANY", 2)
     for button, count in (("Open 3", 3), ("Open the first 2", 2), ("Cancel", 0)):
@@ -87,7 +87,7 @@ def test_a_damaged_slide_is_named_and_the_others_open(viewer, folder):
     assert str(path) not in said[0]
 
 
-def test_without_slides_it_is_said_what_it_holds(viewer, tmp_path):
+def test_error_for_a_folder_without_slides_lists_its_content(viewer, tmp_path):
     for name in ("a.jpg", "b.JPG", "c.txt", "d"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "sub").mkdir()

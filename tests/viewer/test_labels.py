@@ -8,10 +8,10 @@ from napari.settings import get_settings
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import DisplayTimeoutError
-from napari_wsigpu.viewer.canvas import update_view
-from napari_wsigpu.viewer.layers import slide_layers, slide_of
-from napari_wsigpu.viewer.progressive import display_of
-from napari_wsigpu.viewer.reader import get_reader
+from napari_wsigpu.viewer.contributions.slide_reader import get_reader
+from napari_wsigpu.viewer.drawing.canvas import update_view
+from napari_wsigpu.viewer.drawing.progressive import display_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers, slide_of
 from tests.writers import slides
 from tests.writers.zarrs import halved, write_group, write_image, write_label
 
@@ -191,7 +191,7 @@ def test_the_reader_takes_a_folder_and_its_metadata(path, name):
     layers[0][0][0].slide.close()
 
 
-def test_the_reader_says_what_a_plate_is(tmp_path):
+def test_reader_explains_plates(tmp_path):
     write_group(tmp_path / "plate.zarr", {"plate": {}})
     with pytest.raises(ValueError, match="a plate of many images"):
         get_reader(str(tmp_path / "plate.zarr"))(str(tmp_path / "plate.zarr"))

@@ -13,9 +13,10 @@ from napari.layers.utils.layer_utils import compute_multiscale_level_and_corners
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
 from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
-from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 from tests.test_display_color import in_srgb, with_profile, write
+from tests.viewer.shared import wait_for_layout
 from tests.writers import leica, philips, slides
 from tests.writers.icc import ADOBE
 
@@ -34,7 +35,7 @@ def test_rgb_slide_is_one_layer_in_micrometres():
         assert sizes == list(slide.level_dimensions)
 
 
-def test_metadata_hides_what_can_name_a_patient():
+def test_metadata_masks_identifying_fields():
     with open_slide(sample_path()) as slide:
         [(_, attributes, _)] = slide_layers(slide)
         assert attributes["metadata"] == masked(slide.metadata)
@@ -238,6 +239,7 @@ def test_a_speck_does_not_turn_fluorescence_black(viewer, tmp_path):
         assert 200 <= low < 400
         assert 800 < high <= 1000
         assert layer.contrast_limits_range == [0, 65535]
+    wait_for_layout(viewer)
     picture = viewer.screenshot(flash=False)[..., :3]
     middle = picture[picture.shape[0] // 2 - 50 :, picture.shape[1] // 2 - 50 :][:100, :100]
     assert middle[..., 1].mean() > 80

@@ -9,10 +9,10 @@ from napari.components import ViewerModel
 from napari.layers import Layer
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.viewer import progressive
-from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.lifetime import look_after_slides
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.drawing import progressive
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
+from napari_wsigpu.viewer.session.lifetime import manage_slides
 
 # What is registered before napari runs after all that is registered later, and before PyQt's end.
 ENDS_WITH_AN_OPEN_WINDOW = """
@@ -25,7 +25,7 @@ def say_what_is_left():
     print("left:", [each for each in widgets if isinstance(each, QMainWindow)])
 
 import napari
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 viewer = napari.Viewer()
 viewer.window.resize(711, 533)
 viewer.open(sample_path(), plugin="napari-wsigpu")
@@ -38,7 +38,7 @@ print("open:", viewer.window._qt_window.isVisible())
 def viewers(qapp):
     viewers = ViewerModel(), ViewerModel()
     for viewer in viewers:
-        look_after_slides(viewer)
+        manage_slides(viewer)
     yield viewers
     for viewer in viewers:
         viewer.layers.clear()
@@ -46,14 +46,14 @@ def viewers(qapp):
 
 @pytest.fixture
 def released(monkeypatch):
-    """The slide, and whether it was let go, once for each time."""
+    """The slide, and one entry for each release."""
     with open_slide(sample_path()) as slide:
         calls = []
         monkeypatch.setattr(slide, "release", lambda: calls.append(slide))
         yield slide, calls
 
 
-def test_a_slide_is_let_go_with_the_last_layer_in_any_viewer(viewers, released):
+def test_slide_is_released_with_its_last_layer_in_any_viewer(viewers, released):
     slide, calls = released
     layers = [Layer.create(*slide_layers(slide)[0]) for _ in viewers]
     for viewer, layer in zip(viewers, layers, strict=True):

@@ -6,9 +6,9 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide.associated import AssociatedImage
-from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.reader import read_slides
+from napari_wsigpu.storage.file_source import FileSource
+from napari_wsigpu.viewer.contributions.slide_reader import read_slides
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 from tests.conftest import shared_slide
 from tests.writers import slides
 

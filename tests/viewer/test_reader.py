@@ -16,9 +16,10 @@ from napari_wsigpu.model.errors import (
     SlideError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.viewer.reader import get_reader, read_slides
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import Settings
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.contributions.slide_reader import get_reader, read_slides
+from napari_wsigpu.viewer.window.settings import Settings
+from tests.formats.test_slide_list import DYES, ndpi_set
 from tests.writers import slides, stacks
 from tests.writers.icc import ADOBE
 
@@ -72,14 +73,21 @@ def test_leaves_a_small_flat_picture_in_a_folder_out(tmp_path):
 def test_shows_a_slide_of_several_files_in_a_folder_once(tmp_path, companion):
     stacks.write_ome_files(tmp_path, stacks.stack(), companion)
     layers = get_reader(str(tmp_path))(str(tmp_path))
-    assert [attributes["name"] for _, attributes, _ in layers] == [
-        "t0c0 stain 0",
-        "t0c0 stain 1",
-    ]
+    name = "set.companion" if companion else "t0c0"
+    names = [f"{name} stain 0", f"{name} stain 1"]
+    assert [attributes["name"] for _, attributes, _ in layers] == names
     close(layers)
 
 
-def test_says_who_shows_all_of_a_plain_stack(tmp_path):
+def test_shows_listed_slides_in_a_folder_only_as_channels(tmp_path):
+    ndpi_set(tmp_path)
+    layers = get_reader(str(tmp_path))(str(tmp_path))
+    assert {attributes["name"].split()[0] for _, attributes, _ in layers} == {"x"}
+    assert len(layers) == len(DYES)
+    close(layers)
+
+
+def test_error_for_a_plain_stack_names_a_suitable_reader(tmp_path):
     path = tmp_path / "stack.tif"
     tifffile.imwrite(path, np.zeros((7, 64, 4200), np.uint8), photometric="minisblack")
     with pytest.raises(UnsupportedSlideError, match=r"stack\.tif' is a stack of 7 .*'napari'\."):
@@ -111,16 +119,16 @@ def test_takes_a_large_flat_picture(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["text.svs", "text.NDPI", "text.scn"])
-def test_leaves_what_is_no_tiff_unless_it_is_named_a_slide(tmp_path, name):
+def test_ignores_other_files_unless_named_like_slides(tmp_path, name):
     for path in (tmp_path / "text.tif", tmp_path / name):
         path.write_text("no slide")
     assert get_reader(str(tmp_path / "text.tif")) is None
     reader = get_reader(str(tmp_path / name))
-    with pytest.raises(NotASlideError, match=f"{name}' is not a TIFF-based slide"):
+    with pytest.raises(NotASlideError, match=f"{name}' is not a TIFF or DICOM slide"):
         reader(str(tmp_path / name))
 
 
-def test_says_what_is_wrong_with_a_cut_slide(tmp_path):
+def test_reports_a_truncated_slide(tmp_path):
     path = tmp_path / "cut.svs"
     path.write_bytes(sample_path().read_bytes()[:1000])
     reader = get_reader(str(path))
@@ -161,7 +169,7 @@ class TestDicom:
             assert attributes["scale"] == (0.5, 0.25)
             close(layers)
 
-    def test_says_what_is_wrong_with_a_damaged_slide(self, tmp_path):
+    def test_reports_a_damaged_slide(self, tmp_path):
         path = tmp_path / "a.dcm"
         path.write_bytes(self.WSI)
         with pytest.raises(SlideError, match=r"a\.dcm"):
@@ -191,7 +199,9 @@ class TestColors:
     @pytest.fixture
     def in_srgb(self, monkeypatch):
         chosen = Settings(open_inspector=False, apply_icc=True)
-        monkeypatch.setattr("napari_wsigpu.viewer.reader.settings", lambda: chosen)
+        monkeypatch.setattr(
+            "napari_wsigpu.viewer.contributions.slide_reader.settings", lambda: chosen
+        )
 
     def path(self, tmp_path, profile):
         path = tmp_path / "slide.tif"
@@ -199,7 +209,7 @@ class TestColors:
         slides.write_pyramid(path, pixels, (2,), photometric="rgb", iccprofile=profile)
         return str(path)
 
-    @pytest.mark.parametrize("profile", [ADOBE, None])
+    @pytest.mark.parametrize("profile", [ADOBE, None], ids=["adobe", "none"])
     def test_a_profile_is_applied_if_the_user_wants_it(self, tmp_path, in_srgb, profile):
         layers = read_slides(self.path(tmp_path, profile))
         slide = layers[0][0][0].slide
@@ -208,7 +218,9 @@ class TestColors:
 
     def test_a_broken_profile_is_said_and_left_out(self, tmp_path, in_srgb, monkeypatch):
         said = []
-        monkeypatch.setattr("napari_wsigpu.viewer.reader.show_warning", said.append)
+        monkeypatch.setattr(
+            "napari_wsigpu.viewer.contributions.slide_reader.show_warning", said.append
+        )
         layers = read_slides(self.path(tmp_path, bytes(200)))
         assert layers[0][0][0].slide.display_color == "stored"
         [sentence] = said

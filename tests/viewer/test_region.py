@@ -11,9 +11,9 @@ from napari.layers import Layer
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import RegionError
-from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.region import Region, drawn, seen, whole
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers
+from napari_wsigpu.viewer.view.region import ROUNDING, Region, drawn, seen, whole
 
 MICROMETRES = {"micrometer": 1.0, "millimeter": 1e3, "nanometer": 1e-3}
 EDGE = 0.5  # from a pixel's centre
@@ -82,10 +82,11 @@ def test_a_rotated_rectangle_gives_its_bounding_box(model, slide, angle, width, 
     region = drawn(model, shapes, layer, slide)
     model.layers.remove(shapes)
     centres = [
-        [i for i in range(3000) if box[:, axis].min() <= i < box[:, axis].max()] for axis in (1, 0)
+        [i for i in range(3000) if box[:, axis].min() <= i + ROUNDING < box[:, axis].max()]
+        for axis in (1, 0)
     ]
     assert region[:4] == (centres[0][0], centres[1][0], len(centres[0]), len(centres[1]))
-    assert region.notes == ("It is the bounding box of the shape.",)
+    assert region.notes == ("This is the bounding box of the shape.",)
 
 
 def test_adjacent_rectangles_share_no_pixel(model, slide):
@@ -129,11 +130,11 @@ def test_several_shapes(model, slide):
     assert drawn(model, shapes, layer, slide) == Region(10, 20, 30, 40)
     shapes.selected_data = {0, 1}
     assert drawn(model, shapes, layer, slide) == Region(
-        10, 20, 120, 220, ("It is the bounding box of the 2 selected shapes.",)
+        10, 20, 120, 220, ("This is the bounding box of the 2 selected shapes.",)
     )
     shapes.selected_data = set()
     assert drawn(model, shapes, layer, slide) == Region(
-        100, 200, 30, 40, ("No shape is selected; it is the one that was drawn last.",)
+        100, 200, 30, 40, ("No shape is selected, so this is the one that was drawn last.",)
     )
 
 
@@ -142,30 +143,30 @@ def test_an_ellipse_is_said_to_be_taken_by_its_box(model, slide):
     shapes = draw(model, layer, corners(10, 20, 30, 40))
     shapes.shape_type = ["ellipse"]
     assert drawn(model, shapes, layer, slide) == Region(
-        10, 20, 30, 40, ("It is the bounding box of the shape.",)
+        10, 20, 30, 40, ("This is the bounding box of the shape.",)
     )
 
 
-def test_what_reaches_beyond_the_slide_is_cut(model, slide):
+def test_regions_are_clipped_to_the_slide(model, slide):
     model, layer = model
     width, height = slide.dimensions
     shapes = draw(model, layer, corners(-100, height - 50, width + 1000, 1000))
     region = drawn(model, shapes, layer, slide)
     assert region[:4] == (0, height - 50, width, 50)
-    assert region.notes == ("What lies outside of the slide is left out.",)
+    assert region.notes == ("The part outside the slide is left out.",)
 
 
 @pytest.mark.parametrize(
     ("box", "sentence"),
     [
-        ((-100, 0, 100, 100), "outside of the slide"),
-        ((0, -1e9, 100, 100), "outside of the slide"),
-        ((1e12, 0, 1e12, 100), "outside of the slide"),
-        ((100.2, 100, 0.1, 100), "holds no pixel"),
-        ((100, 100, 0, 0), "holds no pixel"),
+        ((-100, 0, 100, 100), "outside the slide"),
+        ((0, -1e9, 100, 100), "outside the slide"),
+        ((1e12, 0, 1e12, 100), "outside the slide"),
+        ((100.2, 100, 0.1, 100), "contains no pixel"),
+        ((100, 100, 0, 0), "contains no pixel"),
     ],
 )
-def test_refuses_what_holds_no_pixel(model, slide, box, sentence):
+def test_refuses_empty_regions(model, slide, box, sentence):
     model, layer = model
     shapes = draw(model, layer, corners(*box))
     with pytest.raises(RegionError, match=sentence):
@@ -178,7 +179,7 @@ def test_refuses_a_layer_without_shapes(model, slide):
         drawn(model, model.add_shapes(ndim=2), layer, slide)
 
 
-def test_the_view_is_what_the_canvas_shows(viewer, slide):
+def test_view_equals_the_visible_part_of_the_canvas(viewer, slide):
     layer = viewer.add_layer(Layer.create(*slide_layers(slide)[0]))
     viewer.add_image(np.zeros((4, 4)), units=("nanometer", "nanometer"))  # the world's unit now
     for center, zoom in [((0, 4e5, 3e5), 2.5e-3), ((0, 0, 0), 3.7e-3), ((0, 9e5, 9e5), 1e-4)]:
@@ -199,7 +200,7 @@ def test_the_view_has_to_be_flat_and_of_the_slide(model, slide):
         seen(model, layer, slide)
     model.dims.ndisplay = 2
     model.scene.camera.center = (-1e6, -1e6)
-    with pytest.raises(RegionError, match="outside of the slide"):
+    with pytest.raises(RegionError, match="outside the slide"):
         seen(model, layer, slide)
 
 

@@ -10,10 +10,10 @@ from qtpy.QtWidgets import QApplication
 import napari_wsigpu
 from napari_wsigpu.model.errors import SlideError, SlideNotFoundError
 from napari_wsigpu.storage.remote.disk_cache import disk_cache
-from napari_wsigpu.viewer import progressive
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.progressive import display_of
-from napari_wsigpu.viewer.reader import get_reader, read_slides
+from napari_wsigpu.viewer.contributions.slide_reader import get_reader, read_slides
+from napari_wsigpu.viewer.drawing import progressive
+from napari_wsigpu.viewer.drawing.progressive import display_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from tests.conftest import decoding_threads
 from tests.fakes.rangeserver import RangeServer, status
 from tests.writers import sparse
@@ -65,12 +65,9 @@ def test_a_slide_is_described_once_for_each_time_that_it_is_opened(server):
 def test_the_first_view_takes_few_requests(viewer, server):
     viewer.window.resize(1200, 950)
     QApplication.processEvents()
-    begin = time.perf_counter()
     [layer] = viewer.open(server.url("a%20slide.svs") + SECRETS, plugin="napari-wsigpu")
     napari_wsigpu.wait(layer)
-    seconds = time.perf_counter() - begin
     assert len(server.requests) <= 15
-    assert seconds < 10  # about 1 unless the machine does other things as well
     slide = slide_of(layer)
     assert layer.name == "a slide"
     assert layer.source.path == slide.path == server.url("a%20slide.svs")
@@ -135,4 +132,4 @@ def test_a_server_that_fails_for_a_while_leaves_nothing_white(viewer, server, mo
         exact = local.levels[0][top : bottom + 1, left : right + 1]
     np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact)
     [warning] = [item for item in notification_manager.records if item.severity == "warning"]
-    assert warning.message.startswith("Some tiles stay blurred, and are tried again by themselves")
+    assert warning.message.startswith("Some tiles stay blurred until an automatic retry succeeds")

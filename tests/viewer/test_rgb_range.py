@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.reader import read_slides
+from napari_wsigpu.viewer.contributions.slide_reader import read_slides
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
 
 pytestmark = pytest.mark.window
 COLOR = (40, 50, 60)

@@ -10,8 +10,8 @@ from npe2 import PluginManager, PluginManifest
 
 import napari_wsigpu
 from napari_wsigpu.formats.registry import patterns
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import (
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.window.settings import (
     Settings,
     is_preferred_reader,
     prefer_this_reader,
@@ -29,7 +29,7 @@ def plugin(plugin_settings, npe2pm):
     return manifest
 
 
-def test_the_page_is_what_settings_reads(plugin):
+def test_manifest_matches_the_settings_class(plugin):
     [page] = plugin.contributions.configurations.values()
     defaults = {key: item.default for key, item in page.properties.items()}
     assert Settings(**defaults) == Settings()

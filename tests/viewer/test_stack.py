@@ -14,13 +14,13 @@ from qtpy.QtWidgets import QApplication
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide.facts import facts
-from napari_wsigpu.viewer import planes
-from napari_wsigpu.viewer.annotations import flat_placement
-from napari_wsigpu.viewer.layers import slide_layers, slide_of
-from napari_wsigpu.viewer.progressive import display_of
-from napari_wsigpu.viewer.region import drawn
-from napari_wsigpu.viewer.writer import write_slide
-from napari_wsigpu.widgets.export import Export
+from napari_wsigpu.viewer.annotations.annotation_layers import flat_placement
+from napari_wsigpu.viewer.contributions.slide_writer import write_slide
+from napari_wsigpu.viewer.drawing import stack_planes as planes
+from napari_wsigpu.viewer.drawing.progressive import display_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers, slide_of
+from napari_wsigpu.viewer.view.region import drawn
+from napari_wsigpu.widgets.export.export_dock import Export
 from tests.writers import czis, slides
 from tests.writers.stacks import write_ome, write_stack
 from tests.writers.zarrs import write_label
@@ -164,7 +164,7 @@ def test_a_step_never_waits_and_is_never_blank(tiff, pixels, viewer, gate):
     assert_exact(viewer, pixels, (0, 4))
 
 
-def test_planes_beside_a_view_at_rest_are_decoded_ahead(tiff, pixels, viewer, gate):
+def test_neighboring_planes_of_a_resting_view_are_decoded_ahead(tiff, pixels, viewer, gate):
     layer, other = viewer.open(tiff, plugin=PLUGIN)
     zoom_in(viewer, layer)
     assert_exact(viewer, pixels, MIDDLE)

@@ -11,7 +11,7 @@ from napari.layers import Layer
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import open_slide, wait
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 
 def opened(path):
@@ -66,15 +66,15 @@ def test_sample_opens(viewer):
 
 
 def test_several_channels_open_and_show(viewer, write_channels, qtbot):
-    path, pixels, names = write_channels(5)
+    path, pixels, names = write_channels(4)
     layers = viewer.open(path, plugin="napari-wsigpu")
-    assert [layer.name for layer in layers] == [f"channels5 {name}" for name in names]
+    assert [layer.name for layer in layers] == [f"channels4 {name}" for name in names]
     viewer.screenshot(flash=False)
     for index, layer in enumerate(layers):
         np.testing.assert_array_equal(np.asarray(layer.data[0]), pixels[index])
 
 
-def test_file_and_threads_are_let_go_with_the_last_layer(viewer, write_channels):
+def test_file_and_threads_are_released_with_the_last_layer(viewer, write_channels):
     path, pixels, _ = write_channels(2)
     layers = viewer.open(path, plugin="napari-wsigpu")
     layers[0].data[0][:]

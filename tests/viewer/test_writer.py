@@ -12,7 +12,7 @@ import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 REGION = (0, 0, 1024, 768)
 
@@ -75,7 +75,7 @@ def test_channels_are_saved_together(viewer, write_channels, tmp_path):
 def test_layers_of_two_slides_are_refused(viewer, small, write_channels, tmp_path):
     viewer.open(small, plugin="napari-wsigpu")
     viewer.open(write_channels(1)[0], plugin="napari-wsigpu")
-    with pytest.raises(SlideError, match="not of one slide"):
+    with pytest.raises(SlideError, match="show several slides"):
         viewer.layers.save(str(tmp_path / "out.tif"), plugin="napari-wsigpu")
     assert not (tmp_path / "out.tif").exists()
 
@@ -86,7 +86,7 @@ def test_other_pictures_are_saved_as_napari_does(viewer, tmp_path):
     viewer.layers.save(str(tmp_path / "plain.tif"), plugin="napari-wsigpu")
     np.testing.assert_array_equal(tifffile.imread(tmp_path / "plain.tif"), pixels)
     viewer.add_image(pixels)
-    with pytest.raises(SlideError, match="of no slide"):
+    with pytest.raises(SlideError, match="show no slide"):
         viewer.layers.save(str(tmp_path / "two.tif"), plugin="napari-wsigpu")
 
 

@@ -14,8 +14,8 @@ from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QDockWidget, QFileDialog, QMainWindow
 
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.widgets.jobs import Jobs
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.widgets.dock.jobs import Jobs
 from tests.conftest import has_display
 from tests.viewer.conftest import (  # noqa: F401
     another,
@@ -26,6 +26,7 @@ from tests.viewer.conftest import (  # noqa: F401
     no_notifications,
     own_settings,
     plugins_are_found_once,
+    private_parts_are_out_of_reach,
     signatures_are_found_once,
     write_channels,
 )

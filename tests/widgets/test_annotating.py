@@ -7,23 +7,25 @@ import sys
 
 import numpy as np
 import pytest
-from napari._qt import qt_main_window
 from napari._qt.dialogs.confirm_close_dialog import ConfirmCloseDialog
 from napari.layers import Points, Shapes
-from qtpy.QtCore import Qt
+from napari.utils.notifications import notification_manager
+from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QMessageBox
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
 from napari_wsigpu.annotations import recovery
-from napari_wsigpu.viewer import annotating
-from napari_wsigpu.viewer.annotating import EDGE, outline_width
-from napari_wsigpu.viewer.annotations import SLIDE
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.navigation import screen_pixels, set_screen_pixels
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import PLUGIN
+from napari_wsigpu.viewer.annotations import annotator
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
+from napari_wsigpu.viewer.annotations.annotator import EDGE, outline_width
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
+from napari_wsigpu.viewer.window.settings import PLUGIN
+from napari_wsigpu.widgets.annotations.annotation_dock import PATIENCE_MS
+from napari_wsigpu.widgets.annotations.annotation_table import AnnotationTable
 from tests.widgets.conftest import drag
 
 pytestmark = pytest.mark.window
@@ -32,7 +34,7 @@ FIRST_TOOL = """
 import sys, threading
 import napari
 from qtpy.QtTest import QTest
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 viewer = napari.Viewer()
 viewer.open(sample_path(), plugin="napari-wsigpu")
@@ -213,6 +215,22 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     np.testing.assert_allclose(points.face_color[0], [0, 1, 1, 1], atol=0.01)
 
 
+def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch):
+    shapes = draw(viewer, dock)
+    shapes.selected_data = {0}
+    QTest.qWait(3 * PATIENCE_MS)
+    made, shown = AnnotationTable.of, []
+
+    def of(*arguments):
+        shown.append(made(*arguments))
+        return shown[-1]
+
+    monkeypatch.setattr(AnnotationTable, "of", of)
+    press(dock.chips["Stroma"])
+    QTest.qWait(3 * PATIENCE_MS)
+    assert [rows.text(0, 0) for rows in shown] == ["Stroma"]
+
+
 def test_changes_are_undone_and_made_again(viewer, dock, slides):
     first, second = slides
     shapes = draw(viewer, dock)
@@ -234,7 +252,7 @@ def test_changes_are_undone_and_made_again(viewer, dock, slides):
     np.testing.assert_allclose(shapes.edge_color[0], [1, 0, 0, 1], atol=0.01)
     show(viewer, first)
     press(dock.undo)
-    assert dock.status.value == "There is nothing to be undone."  # on this slide
+    assert dock.status.value == "There is nothing to undo."  # on this slide
     assert len(shapes.data) == 2
     show(viewer, second)
     press(dock.undo)
@@ -246,11 +264,81 @@ def test_changes_are_undone_and_made_again(viewer, dock, slides):
     np.testing.assert_allclose(shapes.data[0], before[1])
 
 
+def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):
+    path = tmp_path / "both.geojson"
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    write_geojson(path, [Annotation("polygon", (square,)), Annotation("points", (square,))])
+    drawn = draw(viewer, dock)
+    answer(path)
+    press(dock.load)
+    settled()
+    assert len(dock.rows) == 6
+    imported = viewer.layers[-2:]
+    for _ in range(2):
+        press(dock.undo)
+        assert viewer.layers[-1] is drawn
+        assert len(dock.rows) == 1
+        press(dock.redo)
+        assert viewer.layers[-2:] == imported
+        assert len(dock.rows) == 6
+    imported[1].selected_data = {0}
+    imported[1].remove_selected()
+    QTest.qWait(200)
+    press(dock.undo)
+    assert len(imported[1].data) == 4
+
+
+def test_a_removed_layer_comes_back(viewer, dock, slides):
+    path = slide_of(slides[1]).path
+    shapes = draw(viewer, dock)
+    press(dock.chips["Stroma"])  # at once: this is not recorded yet
+    viewer.layers.remove(shapes)
+    QTest.qWait(50)
+    [said] = [each.message for each in notification_manager.records if shapes.name in each.message]
+    assert "unsaved annotations was removed" in said
+    assert len(dock.rows) == 0
+    press(dock.undo)
+    assert shapes in viewer.layers
+    assert [dock.rows.text(row, 0) for row in range(len(dock.rows))] == ["Stroma"]
+    # It comes back to a slide that is opened again, too.
+    viewer.layers.remove(shapes)
+    viewer.layers.remove(slides[1])
+    [again] = viewer.open(path, plugin=PLUGIN)
+    napari_wsigpu.wait(again)
+    viewer.layers.selection.active = again
+    press(dock.undo)
+    assert dock.keeper.unsaved() == [path]
+    assert [dock.rows.text(row, 0) for row in range(len(dock.rows))] == ["Stroma"]
+    press(dock.undo)
+    assert classes(shapes) == [""]
+
+
+def test_annotations_stay_above_a_slide_that_is_opened_again(viewer, dock, slides, qtbot):
+    path = slide_of(slides[1]).path
+    shapes = draw(viewer, dock)
+    viewer.layers.remove(slides[1])
+    [again] = viewer.open(path, plugin=PLUGIN)
+    qtbot.waitUntil(lambda: list(viewer.layers) == [slides[0], again, shapes])
+    assert shapes.visible
+
+
+def test_classes_are_offered_on_every_slide(viewer, dock, slides):
+    draw(viewer, dock)
+    QTest.keyClicks(dock.own_class.native, "Mitosis")
+    press(dock.classify)
+    show(viewer, slides[0])
+    assert "Mitosis" in dock.chips
+    shapes = draw(viewer, dock)
+    press(dock.chips["Mitosis"])
+    np.testing.assert_allclose(shapes.edge_color[0], [0, 1, 1, 1], atol=0.01)
+    assert classes(shapes) == ["Mitosis"]
+
+
 def test_fifty_steps_can_be_undone(viewer, dock, slides):
     shapes = draw(viewer, dock)
     for step in range(60):
         shapes.add_rectangles([[[step, step], [step + 90, step + 90]]])
-        dock.keeper._note()
+        dock.keeper._record()
     for _ in range(55):
         press(dock.undo)
     assert len(shapes.data) == 6
@@ -259,29 +347,29 @@ def test_fifty_steps_can_be_undone(viewer, dock, slides):
 @pytest.mark.parametrize("answered", [QMessageBox.Cancel, QMessageBox.Discard])
 def test_a_window_with_unsaved_annotations_asks(viewer, dock, slides, monkeypatch, answered):
     asked = []
-    monkeypatch.setattr(QMessageBox, "warning", lambda *args: asked.append(args[2]) or answered)
+    monkeypatch.setattr(QMessageBox, "warning", lambda *args: asked.append(args[2:]) or answered)
     closed = []  # napari's own question comes after ours
-
-    class Confirmed(ConfirmCloseDialog):
-        def exec_(self):
-            closed.append(self)
-
-    monkeypatch.setattr(qt_main_window, "ConfirmCloseDialog", Confirmed)
+    for name in ("exec", "exec_"):  # napari 0.9 calls the latter
+        monkeypatch.setattr(ConfirmCloseDialog, name, lambda dialog: closed.append(dialog))
     window = viewer.window._qt_window
     window.close(quit_app=False, confirm_need=True)
     assert (asked, len(closed)) == ([], 1)
     draw(viewer, dock)
     window.close(quit_app=False, confirm_need=True)
-    assert asked == ["The annotations of one slide are not saved. Close the window without them?"]
+    text = "The annotations of 'dark.tif' are not saved. Close the window without saving them?"
+    [(said, _, default)] = asked
+    assert (said, default) == (text, QMessageBox.Cancel)  # Enter loses nothing
     assert len(closed) == (2 if answered == QMessageBox.Discard else 1)
+    # napari's question was declined, so nothing is lost.
+    assert dock.keeper.unsaved() == [slide_of(slides[1]).path]
 
 
-def test_nothing_is_asked_of_those_who_saved(
+def test_window_with_saved_annotations_closes_without_question(
     viewer, dock, slides, monkeypatch, answer, tmp_path, settled
 ):
     draw(viewer, dock)
-    keeper = annotating.annotating(viewer)
-    assert keeper.unsaved() == [slide_of(slides[1])]
+    keeper = annotator.annotator_of(viewer)
+    assert keeper.unsaved() == [slide_of(slides[1]).path]
     answer(tmp_path / "saved.geojson")
     press(dock.export)
     settled()
@@ -294,27 +382,65 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, t
     shapes = draw(viewer, dock)
     press(dock.chips["Stroma"])
     QTest.qWait(200)
-    annotating.annotating(viewer).keep()
+    annotator.annotator_of(viewer).keep()
     qtbot.waitUntil(lambda: bool(list(recovery.folder().glob("*.geojson"))))
     QTest.qWait(100)
     [kept] = recovery.folder().glob(f"{recovery._digest(slide.path)}-*.geojson")
     assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
     assert "dark" not in kept.name
-    assert recovery.lost(slide.path) == []  # this process still runs
+    assert recovery.orphans(slide.path) == []  # this process still runs
     # Another process left it, and is no more.
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
-    kept.rename(kept.with_name(kept.name.replace(str(os.getpid()), dead.stdout.strip())))
+    lost = kept.rename(kept.with_name(kept.name.replace(str(os.getpid()), dead.stdout.strip())))
     viewer.layers.remove(shapes)
     show(viewer, slides[0])
     assert not dock.lost.visible
     show(viewer, slides[1])
     assert dock.lost.visible
+    assert "annotations of 'dark.tif'" in dock.loss.value
     press(dock.recover)
     assert not dock.lost.visible
     assert [dock.rows.text(row, 0) for row in range(len(dock.rows))] == ["Stroma"]
-    assert recovery.lost(slide.path) == []
-    assert not kept.exists()
+    # It is still unsaved, so it is kept again before the copy is deleted.
+    qtbot.waitUntil(lambda: not lost.exists())
+    assert len(read_geojson(kept)) == 1
+    assert recovery.orphans(slide.path) == []
+    [layer] = dock.layers()
+    viewer.layers.remove(layer)
+    dock.keeper.keep()
+    qtbot.waitUntil(lambda: not kept.exists())
+
+
+def test_lost_annotations_are_announced(viewer, tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    path = str(sample_path())
+    assert recovery.save(path, [Annotation("points", (np.ones((1, 2)),))])
+    [kept] = recovery.folder().glob("*.geojson")
+    kept.rename(kept.with_name(kept.name.replace(str(os.getpid()), dead.stdout.strip())))
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    napari_wsigpu.wait(layer)
+    [said] = [each.message for each in notification_manager.records if "Annotate" in each.message]
+    assert "without saving its annotations of 'he_phantom'" in said
+
+
+def test_only_objects_of_the_active_layer_are_selected(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    shapes.selected_data = {0}
+    press(dock.tools["Point"])
+    points = viewer.layers.selection.active
+    points.add(shapes.data[0][:2])
+    points.selected_data = {0}
+    QTest.qWait(200)
+    [row] = dock.table.selection
+    assert dock.rows.text(row, 4) == "point"
+    press(dock.chips["Tumor"])
+    QTest.qWait(200)
+    dock.table.native.selectAll()
+    [row] = dock.table.selection  # of one layer
+    viewer.layers.selection.active = slides[1]
+    assert dock.table.selection == []
 
 
 @pytest.mark.parametrize("tool", ["Rectangle", "Line", "Outline"])
@@ -324,6 +450,33 @@ def test_a_slipped_click_draws_nothing(viewer, dock, slides, tool):
     assert len(shapes.data) == 0
     drag_and_wait(viewer, (0.4, 0.4), (0.6, 0.6))
     assert len(shapes.data) == (0 if tool == "Outline" else 1)  # that is a line
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Line"])
+def test_drag_whose_moves_are_lost_draws_the_whole_shape(viewer, dock, slides, tool):
+    press(dock.tools[tool])
+    shapes = viewer.layers.selection.active
+    canvas = viewer.window._qt_viewer.canvas.native
+    start, end = canvas.rect().center(), canvas.rect().center() + QPoint(120, 60)
+    QTest.mousePress(canvas, Qt.LeftButton, pos=start)
+    QTest.mouseRelease(canvas, Qt.LeftButton, pos=end)  # napari was too busy for moves
+    size = np.ptp(shapes.data[0], axis=0) * screen_pixels(viewer, shapes)
+    np.testing.assert_allclose(size, (60, 120), atol=1)
+    QTest.mouseClick(canvas, Qt.LeftButton, pos=start)
+    QTest.qWait(100)
+    assert len(shapes.data) == 1
+
+
+def test_an_outline_without_area_leaves_no_class(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    press(dock.chips["Tumor"])
+    draw(viewer, dock, (0.2, 0.2), (0.3, 0.3), "Outline")  # a straight line
+    drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
+    draw(viewer, dock, (0.7, 0.7), (0.8, 0.8))
+    press(dock.chips["Stroma"])
+    assert classes(shapes) == ["Tumor", "Stroma"]
+    expected = np.array([(200, 0, 0), (150, 200, 150)]) / 255
+    np.testing.assert_allclose(shapes.edge_color[:, :3], expected, atol=0.01)
 
 
 def test_the_first_tool_imports_nothing(tmp_path, display):

@@ -13,9 +13,9 @@ from qtpy.QtWidgets import QApplication, QLineEdit
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, read_geojson, write_geojson
-from napari_wsigpu.viewer.annotations import MANY, MOST_SHAPES, annotation_layers
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.annotations import TOOLS, Annotations
+from napari_wsigpu.viewer.annotations.annotation_layers import MANY, MOST_SHAPES, annotation_layers
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.annotations.annotation_dock import TOOLS, Annotations
 from tests.widgets.conftest import click, drag
 
 SQUARE = np.array([(500, 600), (900, 600), (900, 1000), (500, 1000)], float)
@@ -70,7 +70,7 @@ def test_says_that_there_is_no_slide(viewer, dock):
 
 
 @pytest.mark.window
-def test_what_is_drawn_is_measured(viewer, dock, layer, qtbot):
+def test_drawn_objects_are_measured(viewer, dock, layer, qtbot):
     napari_wsigpu.wait(layer)
     assert dock.nothing.visible
     click(dock.tools["Rectangle"])
@@ -92,7 +92,7 @@ def test_what_is_drawn_is_measured(viewer, dock, layer, qtbot):
     assert sum(isinstance(each, Shapes) for each in viewer.layers) == 1
 
 
-def test_shapes_that_tell_what_is_exported_are_no_annotations(
+def test_shapes_for_export_are_no_annotations(
     viewer, dock, add_dock, layer, answer, tmp_path, settled
 ):
     export = add_dock("Export")
@@ -125,14 +125,35 @@ def test_points_come_into_a_layer_of_their_own(viewer, dock, layer):
     assert tuple(points.scale) == tuple(layer.scale)
 
 
+def current_tools(dock):
+    return [name for name, tool in dock.tools.items() if tool.native.isChecked()]
+
+
 @pytest.mark.parametrize("tool", TOOLS)
-def test_tools_are_napari_s(viewer, dock, layer, tool):
+def test_tools_are_napari_s(viewer, dock, layer, shapes, tool):
+    assert current_tools(dock) == []
     click(dock.tools[tool])
-    assert viewer.layers.selection.active.mode == TOOLS[tool][0]
+    active = viewer.layers.selection.active
+    assert active.mode == TOOLS[tool][0]
     assert dock.status.value == f"{dock.tools[tool].tooltip}."
+    assert current_tools(dock) == [tool]
+    click(dock.tools[tool])
+    assert current_tools(dock) == [tool]
+    active.mode = "pan_zoom"  # by napari's controls or keys
+    assert current_tools(dock) == []
+    active.mode = "select"
+    assert current_tools(dock) == ["Select"]
+    viewer.layers.selection.active = layer
+    assert current_tools(dock) == []
 
 
-def test_what_is_drawn_lies_over_slides_that_were_opened_later(viewer, dock, shapes, layer):
+def test_there_may_be_nothing_to_select(viewer, dock, layer):
+    click(dock.tools["Select"])
+    assert "Nothing is drawn yet" in dock.status.value
+    assert (list(viewer.layers), current_tools(dock)) == ([layer], [])
+
+
+def test_drawing_moves_the_layer_above_later_slides(viewer, dock, shapes, layer):
     above = viewer.add_image(layer.data, multiscale=True, scale=layer.scale, units=layer.units)
     shapes.visible = False
     viewer.layers.selection.active = shapes
@@ -195,6 +216,9 @@ def test_rows_and_shapes_are_selected_together(dock, shapes):
 
 
 def test_a_click_on_a_row_shows_the_shape(viewer, dock, shapes, layer):
+    before = viewer.scene.camera.center
+    click_row(dock, 1)
+    assert viewer.scene.camera.center == before  # all of it is visible
     viewer.scene.camera.zoom *= 6
     for row in (1, 0):
         click_row(dock, row)
@@ -353,4 +377,4 @@ def test_labels_of_a_level_are_painted_and_saved(
 def test_only_labels_of_the_slide_are_saved(viewer, dock, layer):
     viewer.add_labels(np.zeros((8, 8), int))
     click(dock.save_labels)
-    assert "Select a layer of labels" in dock.status.value
+    assert "Select a labels layer" in dock.status.value

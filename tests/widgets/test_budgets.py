@@ -7,10 +7,10 @@ import pytest
 from qtpy.QtCore import QPoint, QPointF, Qt
 from qtpy.QtGui import QWheelEvent
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication
+from qtpy.QtWidgets import QApplication, QSlider
 
-from napari_wsigpu.widgets import budgets as module
-from napari_wsigpu.widgets.budgets import Budget, budgets, machine_memory
+from napari_wsigpu.widgets.inspector import budgets as module
+from napari_wsigpu.widgets.inspector.budgets import Budget, budgets, machine_memory
 
 MB, GB = 10**6, 10**9
 
@@ -65,8 +65,7 @@ def test_shows_how_it_is(budget):
 def test_a_budget_set_elsewhere_is_shown(budget):
     budget.show_use(0, 500 * MB)
     assert budget.budget.value == "of 500 MB"
-    slider = budget.slider.native
-    slider.triggerAction(slider.SliderSingleStepAdd)
+    budget.slider.native.triggerAction(QSlider.SliderSingleStepAdd)
     assert budget.seen == [512 * MB]
 
 

@@ -1,4 +1,4 @@
-"""What is said of the ICC profile, and what applying it does."""
+"""The page "Color": description and application of ICC profiles."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from PIL import ImageCms
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.slide import Slide
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.color_page import ColorPage
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.inspector.color_page import ColorPage
 from tests.widgets.conftest import click
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -93,6 +93,6 @@ def test_a_damaged_profile_is_said_in_one_sentence(tab, slide_with, settled):
     settled()
     [record] = notification_manager.records
     assert record.message == SlideError(tab.profile.value).message
-    assert "can't be shown in sRGB" in record.message
+    assert "can't be converted to sRGB" in record.message
     assert "color=" not in record.message
     assert not tab.apply.value

@@ -1,7 +1,8 @@
-"""What holds for every dock in the manifest."""
+"""Requirements on every dock in the manifest."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from magicgui.widgets import Container
 from npe2 import PluginManager
@@ -17,10 +18,10 @@ from qtpy.QtWidgets import (
 )
 
 import napari_wsigpu
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import PLUGIN
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.window.settings import PLUGIN
 
-NAMES = ["Inspector", "Navigator", "Annotate", "Export", "Slides"]
+NAMES = ["Inspector", "Navigator", "Annotate", "Export", "Slides", "Channels"]
 NARROWEST = 272  # pixels: as wide as napari's own docks are
 USED = (QAbstractButton, QAbstractItemView, QAbstractSlider, QComboBox, QLineEdit, QProgressBar)
 
@@ -52,6 +53,18 @@ def test_each_is_a_magicgui_container_that_may_be_narrow(
     assert isinstance(dock, Container)
     assert dock.native._magic_widget is dock
     assert dock.native.minimumSizeHint().width() <= NARROWEST
+
+
+@pytest.mark.window
+def test_docks_and_layer_controls_fit_a_small_window(viewer, add_dock, slide_is_open, qtbot):
+    slide_is_open(sample_path())
+    for name in NAMES:
+        add_dock(name)
+    viewer.add_labels(np.zeros((8, 8), int))  # napari's tallest controls
+    window = viewer.window._qt_window
+    qtbot.waitUntil(lambda: window.minimumSizeHint().height() <= 450)
+    window.resize(700, 450)
+    qtbot.waitUntil(lambda: (window.width(), window.height()) == (700, 450))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,9 +19,9 @@ from qtpy.QtWidgets import QComboBox
 from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
 from napari_wsigpu.slide.facts import TIMES
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.export import CANCELLED, Export
-from napari_wsigpu.widgets.export_plan import ENDINGS, Kind, Part
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.export.export_dock import CANCELLED, Export
+from napari_wsigpu.widgets.export.export_plan import ENDINGS, Kind, Part
 from tests.widgets.conftest import assert_text_grows, click, workers
 from tests.writers import icc, slides
 
@@ -33,10 +33,10 @@ import sys, threading
 import napari
 from qtpy.QtCore import QTimer
 from qtpy.QtTest import QTest
-from napari_wsigpu.viewer.region import whole
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.export import Export
-from napari_wsigpu.widgets.export_plan import Kind, Plan
+from napari_wsigpu.viewer.view.region import whole
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.export.export_dock import Export
+from napari_wsigpu.widgets.export.export_plan import Kind, Plan
 from pathlib import Path
 
 started, go = threading.Event(), threading.Event()
@@ -177,9 +177,7 @@ def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
     answer(target)
     click(dock.export)
     settled()
-    assert dock.status.value == (
-        "Saved 'roi.ome.tif'. Label images are not converted; 1 stayed behind."
-    )
+    assert dock.status.value == ("Saved 'roi.ome.tif'. Label images are not converted (1).")
 
 
 def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle, display):
@@ -202,11 +200,11 @@ def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle,
 def test_what_cannot_be_written_is_said_in_one_sentence(viewer, dock, layer, rectangle, display):
     shapes = rectangle(layer, (-400, 0, 500, 100))
     choose(dock, level=0)
-    assert dock.notes.value == "What lies outside of the slide is left out."
+    assert dock.notes.value == "The part outside the slide is left out."
     assert f"100 {TIMES} 100 px" in dock.summary.value
     shapes.data = [shapes.data[0] - 10_000]
     display.waitUntil(lambda: not dock.export.enabled)
-    assert dock.notes.value == "The region lies outside of the slide; move it onto the slide."
+    assert dock.notes.value == "The region is outside the slide; move it onto the slide."
     assert not dock.summary.visible
     viewer.layers.remove(shapes)
     assert dock.region.value == VIEW
@@ -329,7 +327,7 @@ def test_lets_one_draw_what_is_to_be_exported(viewer, dock, layer):
     assert dock.region.value == shapes
     assert "has no shape yet" in dock.notes.value
     shapes.add_rectangles([[[-0.5, -0.5], [99.5, 49.5]]])
-    dock._look()
+    dock._update()
     choose(dock, level=0)
     assert f"50 {TIMES} 100 px" in dock.summary.value
     choose(dock, region=VIEW)
@@ -373,7 +371,7 @@ def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_
     answer(old)
     click(dock.export)
     assert held.wait(10)
-    dock._look()
+    dock._update()
     assert dock.progress.visible
     assert dock.status.value.startswith("Writing 'roi.ome.tif': ")
     assert not dock.export.enabled
@@ -413,7 +411,7 @@ def test_what_is_closed_during_an_export_leaves_nothing(
     said += [record.getMessage() for record in caplog.records if "Export" in record.getMessage()]
     closed = "dock" if closing == "dock" else "slide"
     assert said == [
-        f"Export of 'roi{ENDINGS[kind][0]}', whose {closed} was closed: {CANCELLED}",
+        f"Export of 'roi{ENDINGS[kind][0]}' (its {closed} was closed): nothing was written.",
     ]
     assert bool(caplog.records) == (closing == "viewer")  # there is no window to say it in
     if closing == "dock":
@@ -431,7 +429,7 @@ def test_leaving_napari_during_an_export_leaves_nothing(display, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(target.iterdir()) == []
-    sentence = f"Export of 'roi.ome.tif', whose slide was closed: {CANCELLED}"
+    sentence = "Export of 'roi.ome.tif' (its slide was closed): nothing was written."
     assert (done.stdout + done.stderr).count(sentence) == 1
 
 
@@ -602,7 +600,7 @@ def test_each_selected_shape_becomes_a_file(
     dock, layer, two_shapes, answer, tmp_path, settled, kind, qtbot
 ):
     choose(dock, kind=kind)
-    choose_files(dock, "One a shape", qtbot)
+    choose_files(dock, "One per shape", qtbot)
     assert dock.summary.value.startswith("2 files, ")
     ending = ENDINGS[kind][0]
     answer(tmp_path / f"roi{ending}")
@@ -623,7 +621,7 @@ def test_a_shape_masks_its_file(
 ):
     two_shapes.selected_data = {0}
     choose(dock, kind=kind, level=level)
-    choose_files(dock, "One a shape, masked by it", qtbot)
+    choose_files(dock, "One per shape, masked by it", qtbot)
     target = tmp_path / f"roi{ENDINGS[kind][0]}"
     answer(target)
     click(dock.export)
@@ -649,7 +647,7 @@ def test_says_which_files_are_there_already(
 ):
     (tmp_path / "roi 2.png").write_bytes(b"mine")
     choose(dock, kind=PNG)
-    choose_files(dock, "One a shape", qtbot)
+    choose_files(dock, "One per shape", qtbot)
     answer(tmp_path / "roi.png")
     click(dock.export)
     settled()
@@ -659,7 +657,7 @@ def test_says_which_files_are_there_already(
 
 def test_a_shape_outside_of_the_slide_is_named(dock, layer, two_shapes, qtbot):
     two_shapes.add_rectangles([[[-500, -500], [-400, -400]]])
-    choose_files(dock, "One a shape", qtbot)
+    choose_files(dock, "One per shape", qtbot)
     two_shapes.selected_data = {0, 3}
     two_shapes.mode = "select"
     qtbot.waitUntil(lambda: "Shape 4 can't be exported" in dock.notes.value)

@@ -1,4 +1,4 @@
-"""What the inspector says, as text."""
+"""Texts of the inspector."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import (
     damage,
     facts,
+    file_report,
     level_facts,
     levels_in_short,
-    said,
 )
 from napari_wsigpu.slide.slide import Slide
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.writers import leica, ndpi, slides
 
 
@@ -49,7 +49,7 @@ def test_facts_of_channels(write_channels):
 def test_a_region_says_where_it_lies(tmp_path):
     convert(sample_path(), tmp_path / "out.ome.tif", region=(1024, 512, 700, 300))
     with open_slide(tmp_path / "out.ome.tif") as slide:
-        assert table(slide)["Region"] == "700 x 300 px at 1,024, 512 of its source"
+        assert table(slide)["Region"] == "700 x 300 px at x 1,024, y 512 in the source slide"
 
 
 def test_many_channels_are_cut_short(tmp_path):
@@ -116,10 +116,10 @@ def test_damage_is_said_once_it_turned_up(damaged_slide):
     with open_slide(damaged_slide) as slide:
         assert damage(slide) == []
         slide.level_array(0, tolerant=True)[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
-        assert damage(slide) == ["1 damaged tile is shown as background."]
+        assert damage(slide) == ["1 damaged tile can't be shown."]
 
 
-def test_the_scanner_is_said_with_what_is_private_masked(tmp_path):
+def test_scanner_masks_private_text(tmp_path):
     fields = ("AppMag = 20", "MPP = 0.5", "ScanScope ID = SECRETUSER", "User = SECRETUSER")
     slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
     with open_slide(tmp_path / "slide.svs") as slide:
@@ -128,12 +128,12 @@ def test_the_scanner_is_said_with_what_is_private_masked(tmp_path):
         assert "SECRETUSER" not in str(facts(slide))
 
 
-def test_problems_are_said_with_what_is_private_masked():
+def test_problems_mask_private_text():
     with open_slide(sample_path()) as slide:
         layout = replace(slide.layout, problems=("The MPP is negative.",))
     with Slide(layout) as slide:
-        assert said(slide, private=False).problems == ["The MPP is negative."]
-        assert said(slide, private=True).problems == ["The MPP is negative."]
+        assert file_report(slide, private=False).problems == ["The MPP is negative."]
+        assert file_report(slide, private=True).problems == ["The MPP is negative."]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from npe2 import PluginManager
 from qtpy.QtCore import QEventLoop, QTimer
 
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import PLUGIN
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.window.settings import PLUGIN
 
 SECONDS, ATTEMPTS = 1, 4
 MOST = 0.003  # of a core
@@ -38,7 +38,7 @@ def test_open_docks_cost_nothing_at_rest(viewer, slide_is_open, settled):
     [manifest] = [each for each in PluginManager.instance().iter_manifests() if each.name == PLUGIN]
     names = [widget.display_name for widget in manifest.contributions.widgets]
     frames = [viewer.window.add_plugin_dock_widget(PLUGIN, name)[0] for name in names]
-    assert len(frames) == 5
+    assert len(frames) == 6
     slide_is_open(sample_path())  # now: with no inspector open, a toast may offer it, and fade away
     spin(2)
     settled()

@@ -11,9 +11,9 @@ from napari.utils.notifications import notification_manager
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import damage
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.disclosure import Disclosure, by_default
-from napari_wsigpu.widgets.images_page import ImagesPage
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.inspector.disclosure import Disclosure, by_default
+from napari_wsigpu.widgets.inspector.images_page import ImagesPage
 from tests.widgets.conftest import click
 
 
@@ -52,13 +52,13 @@ def read(slide, monkeypatch):
     return names
 
 
-def test_nothing_is_decoded_before_it_is_looked_at(tab, read, settled):
+def test_images_are_decoded_only_when_visible(tab, read, settled):
     settled()
     assert read == []
     assert list(tab.cards) == ["thumbnail", "label", "macro"]
 
 
-def test_private_images_are_decoded_when_asked_for(tab, read, settled):
+def test_private_images_are_decoded_on_click(tab, read, settled):
     tab.show()
     settled()
     assert read == ["thumbnail"]

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from qtpy.QtWidgets import QAbstractButton, QApplication, QLabel
 
 from napari_wsigpu.model.privacy import MASK
 from napari_wsigpu.slide.associated import AssociatedImage
-from napari_wsigpu.slide.facts import Said
-from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.viewer import layers as layer_module
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.viewer.settings import Settings
-from napari_wsigpu.widgets import images_page, metadata_page
-from napari_wsigpu.widgets import inspector as inspector_module
+from napari_wsigpu.slide.facts import FileReport
+from napari_wsigpu.storage.file_source import FileSource
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers import slide_layers as layer_module
+from napari_wsigpu.viewer.window.settings import Settings
+from napari_wsigpu.widgets.inspector import images_page, metadata_page
+from napari_wsigpu.widgets.inspector import inspector as inspector_module
 from tests.widgets.conftest import assert_text_grows, click, workers
 
 MACRO = (432, 1280, 3)
@@ -137,7 +138,7 @@ def test_opening_a_slide_decodes_no_label_and_no_macro(
     assert private_bytes()
 
 
-def test_what_was_shown_of_a_slide_stays_so_while_it_is_open(
+def test_disclosure_lasts_while_the_slide_is_open(
     viewer, inspector, slide_is_open, write_channels, settled
 ):
     first, second = slide_is_open(sample_path(), write_channels(1)[0])
@@ -151,7 +152,7 @@ def test_what_was_shown_of_a_slide_stays_so_while_it_is_open(
     assert inspector.images.cards["label"].picture.native.veiled
 
 
-def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_open, settled):
+def test_opens_an_associated_image_next_to_the_slide(viewer, inspector, slide_is_open, settled):
     [layer] = slide_is_open(sample_path())
     inspector.tabs.open(inspector.images)
     card = inspector.images.cards["macro"]
@@ -162,7 +163,8 @@ def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_
     assert macro.rgb
     assert not macro.multiscale
     assert macro.data.shape == MACRO
-    assert {str(unit) for unit in macro.units} == {"micrometer"}
+    # Without a position on the slide, its pixels have no size in micrometers.
+    assert {str(unit) for unit in macro.units} == {"pixel"}
     assert macro.extent.world[0, 1] > layer.extent.world[1, 1]
     assert macro.extent.world[0, 0] == pytest.approx(layer.extent.world[0, 0], abs=5)
     tall, wide = (macro.extent.world[1] - macro.extent.world[0]) / (
@@ -178,16 +180,16 @@ def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_
 
 @pytest.mark.window
 @pytest.mark.parametrize("closing", ["layer", "viewer", "dock"])
-def test_what_goes_away_during_a_decode_leaves_nothing(
+def test_removal_during_a_decode_leaves_nothing(
     viewer, inspector, slide_is_open, monkeypatch, gate, settled, handles_of, closing, display
 ):
-    real = images_page.associated
+    real = images_page.read_associated
 
     def slow(slide, name):
         gate.wait()
         return real(slide, name)
 
-    monkeypatch.setattr(images_page, "associated", slow)
+    monkeypatch.setattr(images_page, "read_associated", slow)
     [layer] = slide_is_open(sample_path())
     inspector.tabs.open(inspector.images)
     click(inspector.images.cards["label"].reveal)
@@ -248,7 +250,7 @@ def test_closed_dock_no_longer_follows(viewer, inspector, slide_is_open, display
 
 @pytest.mark.window
 def test_removed_slides_are_forgotten(viewer, inspector, slide_is_open, settled):
-    # No name holds the layer: whoever walks up the stack meanwhile keeps all locals.
+    # No local variable holds the layer: pytest keeps the locals of frames on the stack.
     slide = weakref.ref(slide_is_open(sample_path())[0].data[0].slide)
     for index in range(inspector.tabs.native.count()):
         inspector.tabs.native.setCurrentIndex(index)
@@ -266,15 +268,15 @@ def test_damaged_tiles_are_said_when_they_turn_up(inspector, slide_is_open, dama
     assert not inspector.header.warnings.visible
     layer.data[0][6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
     display.waitUntil(lambda: inspector.header.warnings.visible)
-    assert "1 damaged tile is shown as background" in inspector.header.warnings.value
+    assert "1 damaged tile can't be shown" in inspector.header.warnings.value
 
 
 def test_problems_are_said_and_cut_short(viewer, inspector, slide_is_open, monkeypatch):
-    def said(slide, private):
+    def file_report(slide, private):
         who = "Jane Doe" if private else MASK
-        return Said({}, [f"Problem <b>{i}</b> of {who}." for i in range(50)])
+        return FileReport({}, [f"Problem <b>{i}</b> of {who}." for i in range(50)])
 
-    monkeypatch.setattr(metadata_page, "said", said)
+    monkeypatch.setattr(metadata_page, "file_report", file_report)
     slide_is_open(sample_path())
     text = inspector.header.warnings.value
     assert f"Problem <b>2</b> of {MASK}." in text
@@ -404,6 +406,16 @@ def test_changed_colors_are_drawn(viewer, inspector, slide_is_open, settled):
     assert inspector.header.thumbnail.native.image is not before
 
 
-def test_names_of_layers_are_slides_names(slide_is_open):
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/a/slide.ome.tif", "slide"),
+        ("/a/p.1.svs", "p.1"),
+        ("/a/x.h5", "x"),
+        ("https://host/studies/1.2/series/1.2.840.3", "1.2.840.3"),
+    ],
+)
+def test_names_of_layers_are_slides_names(slide_is_open, path, name):
     [layer] = slide_is_open(sample_path())
     assert layer_module.slide_name(layer.data[0].slide) == "he_phantom" == layer.name
+    assert layer_module.slide_name(SimpleNamespace(path=path)) == name

@@ -1,4 +1,4 @@
-"""Work off the main thread: who hears of it, and what is left of it."""
+"""Jobs off the main thread: their callbacks, and cleanup."""
 
 import threading
 
@@ -8,7 +8,7 @@ from qtpy.QtCore import QObject
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.widgets.conftest import workers
 
 SENTENCE = "The label is damaged; get a fresh copy."
@@ -75,7 +75,7 @@ def test_a_slide_that_left_stays_let_go(jobs, slide, settled, gate, handles_of):
         return slide.levels[0][:256, :256].shape
 
     jobs.start("Reading", slide, read, told.append, owner=owner)
-    jobs.let_go(slide)
+    jobs.drop_slide(slide)
     gate.set()
     settled()
     assert told == []
@@ -100,11 +100,21 @@ def test_work_in_flight_when_all_is_closed_leaves_nothing(
 def test_work_without_an_owner_is_finished(jobs, slide, settled, gate):
     told = []
     jobs.start("Saving", slide, lambda: gate.wait() and "saved", told.append)
-    jobs.let_go(slide)
+    jobs.drop_slide(slide)
     jobs.close()
     gate.set()
     settled()
     assert told == ["saved"]
+
+
+def test_nothing_is_shown_once_all_is_closed(jobs, slide, settled, gate):
+    said = []
+    jobs.slow.connect(said.append)
+    jobs.start("Saving", slide, gate.wait, lambda _: None)
+    jobs.close()
+    gate.set()
+    settled()
+    assert said == []
 
 
 def test_only_slow_work_is_shown(jobs, slide, settled, gate, display):

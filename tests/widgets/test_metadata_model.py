@@ -1,11 +1,9 @@
 """Metadata as a tree."""
 
 import json
-import time
 
 import pytest
 from qtpy.QtCore import Qt
-from qtpy.QtWidgets import QApplication, QTreeView
 
 from napari_wsigpu.widgets.kit.metadata_model import MOST_ROWS, MetadataModel, fields_of
 
@@ -119,24 +117,12 @@ def test_long_values_are_shortened_in_the_tree_alone(display):
     assert model.rowCount() == 1
 
 
-def test_fifty_thousand_fields_are_quick_and_not_all_are_shown(display):
+def test_not_all_of_fifty_thousand_fields_are_shown(display):
     fields = {f"group{i}": {f"name{j}": f"value {i} {j}" for j in range(100)} for i in range(500)}
     model = MetadataModel()
     show(model, fields)
-    tree = QTreeView()
-    display.addWidget(tree)
-    tree.setModel(model)
-    tree.setUniformRowHeights(True)
-    tree.show()
-    took = []
-    for text in ("", "v", "77 5", "VALUE 77 5"):
-        start = time.perf_counter()
-        model.search(text)
-        tree.expandAll()
-        QApplication.processEvents()
-        took.append(time.perf_counter() - start)
+    model.search("VALUE 77 5")
     assert len(paths(model)) == 12  # the group, 5 and 50 to 59
-    assert sorted(took)[1] < 0.3
     model.search("")
     assert model.rowCount() == 501
     assert model.index(500, 0).data() == f"And {50_500 - MOST_ROWS:,} more: search, or copy as JSON"

@@ -13,13 +13,13 @@ from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
-from napari_wsigpu.slide.facts import said
+from napari_wsigpu.slide.facts import file_report
 from napari_wsigpu.slide.slide import Slide
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import metadata_page
-from napari_wsigpu.widgets.disclosure import Disclosure
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.inspector import metadata_page
+from napari_wsigpu.widgets.inspector.disclosure import Disclosure
+from napari_wsigpu.widgets.inspector.metadata_page import MetadataPage
 from napari_wsigpu.widgets.kit.metadata_model import MOST_ROWS
-from napari_wsigpu.widgets.metadata_page import MetadataPage
 from tests.widgets.conftest import click
 from tests.widgets.test_metadata_model import paths, row
 
@@ -102,14 +102,14 @@ def large(slide):
         yield made
 
 
-def test_much_metadata_is_masked_once_and_elsewhere(tab, large, settled, monkeypatch):
+def test_large_metadata_is_masked_once_in_another_thread(tab, large, settled, monkeypatch):
     asked = []
 
     def noted(slide, *, private):
         asked.append((private, threading.current_thread()))
-        return said(slide, private=private)
+        return file_report(slide, private=private)
 
-    monkeypatch.setattr(metadata_page, "said", noted)
+    monkeypatch.setattr(metadata_page, "file_report", noted)
     disclosure = Disclosure()
     tab.show_slide(large, disclosure)
     assert paths(tab.model) == []
@@ -179,7 +179,7 @@ def test_private_fields_are_masked_everywhere(tab, slide, answer, tmp_path, sett
         assert not [p for p in paths(tab.model) if tab.model.value(row(tab.model, p)) == value]
 
 
-def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, settled):
+def test_private_fields_are_shown_on_click(tab, slide, answer, tmp_path, settled):
     click(tab.private)
     path = tmp_path / "out.json"
     answer(path)
@@ -195,7 +195,7 @@ def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, s
     assert json.loads(clipboard()) == masked(slide.metadata)
 
 
-def test_what_was_asked_for_holds_for_one_slide(tab, slide):
+def test_disclosure_applies_to_one_slide(tab, slide):
     asked = Disclosure()
     tab.show_slide(slide, asked)
     click(tab.private)

@@ -16,8 +16,8 @@ from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.slide import rates, runtime
 from napari_wsigpu.slide.slide import Slide
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import decoding_page
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.widgets.inspector import decoding_page
 from tests.widgets.conftest import assert_text_grows, click
 
 MB = 10**6
@@ -65,7 +65,7 @@ def test_says_that_there_is_no_slide(viewer, monitor):
     assert not monitor.timer.isActive()
 
 
-def test_shows_what_is_decoded(monitor, slide_is_open, display):
+def test_shows_decoding_rates(monitor, slide_is_open, display):
     [layer] = slide_is_open(sample_path())
     slide = layer.data[0].slide
     slide.clear_cache()
@@ -83,8 +83,8 @@ def test_shows_what_is_decoded(monitor, slide_is_open, display):
     assert sum(step.bytes_read for step in steps) >= after["bytes_read"] - before["bytes_read"]
     display.waitUntil(lambda: (value(monitor, "Tiles") or "").startswith("0 "))
     assert value(monitor, "Decoded") == "0 bytes/s"
-    assert value(monitor, "Cache hits").endswith(" tiles in this minute")
-    assert float(value(monitor, "Read in all").split()[0]) > 1
+    assert value(monitor, "Cache hits").endswith(" tiles in the last minute")
+    assert float(value(monitor, "Total read").split()[0]) > 1
 
 
 def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
@@ -106,11 +106,11 @@ def test_sizes_are_in_decimal_units_as_in_other_docks(monitor, slide_is_open, di
     whole(layer)
     display.waitUntil(lambda: monitor.host.used.value.endswith(" MB used"))
     assert monitor.host.budget.value == "of 512 MB"
-    display.waitUntil(lambda: value(monitor, "Read in all").endswith(" MB"))
+    display.waitUntil(lambda: value(monitor, "Total read").endswith(" MB"))
     assert not any("iB" in label.text() for label in monitor.native.findChildren(QLabel))
 
 
-def test_what_displays_wait_for_is_shown(monitor, slide_is_open, display, monkeypatch):
+def test_shows_tiles_that_displays_wait_for(monitor, slide_is_open, display, monkeypatch):
     slide_is_open(sample_path())
     assert value(monitor, "Waiting").endswith(" tiles")
     real = Slide.stats
@@ -224,7 +224,7 @@ class TestDevice:
         self, gpu, host_machine, monitor, slide_is_open, settled
     ):
         def broken(index):
-            raise DeviceError("'cuda:0' can't be used, because it is broken; use device='cpu'.")
+            raise DeviceError("'cuda:0' can't be used because it is broken; use device='cpu'.")
 
         host_machine.open = broken
         [layer] = slide_is_open(sample_path())
@@ -238,7 +238,9 @@ class TestDevice:
 
 
 class TestCosts:
-    def test_a_hidden_one_looks_no_more(self, viewer, monitor, slide_is_open, display, monkeypatch):
+    def test_hidden_page_reads_no_counters(
+        self, viewer, monitor, slide_is_open, display, monkeypatch
+    ):
         [layer] = slide_is_open(sample_path())
         dock = monitor.dock.native.parent()
         assert monitor.timer.isActive()
@@ -255,7 +257,7 @@ class TestCosts:
         assert sum(step.tiles for step in monitor.rates.steps) < 400
 
     @pytest.mark.window
-    def test_behind_a_tab_it_looks_no_more(self, viewer, monitor, slide_is_open, display):
+    def test_page_behind_a_tab_reads_no_counters(self, viewer, monitor, slide_is_open, display):
         slide_is_open(sample_path())
         other, _ = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
         viewer.window._qt_window.tabifyDockWidget(monitor.dock.native.parent(), other)
@@ -287,7 +289,7 @@ class TestCosts:
 
     @pytest.mark.window
     def test_a_removed_slide_is_forgotten(self, viewer, monitor, slide_is_open, settled):
-        # No name holds the layer: whoever walks up the stack meanwhile keeps all locals.
+        # No local variable holds the layer: pytest keeps the locals of frames on the stack.
         whole(slide_is_open(sample_path())[0])
         settled()
         slide = weakref.ref(monitor.dock.slide)
@@ -316,7 +318,7 @@ def test_keys_reach_everything_from_top_to_bottom(viewer, monitor, slide_is_open
     [layer] = slide_is_open(damaged_slide)
     whole_level = layer.data[0]
     whole_level[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
-    monitor.look()
+    monitor.refresh()
     wanted = [
         monitor.choice.buttons["auto"],
         monitor.host.slider.native,

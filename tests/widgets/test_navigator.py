@@ -9,8 +9,9 @@ from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
 
 from napari_wsigpu.slide.facts import TIMES
-from napari_wsigpu.viewer.navigation import look_at_all_of, objective_of
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.view.navigation import center_on, center_on_box, objective_of
+from tests.viewer.shared import wait_for_layout
 from tests.widgets.conftest import assert_text_grows, click
 
 
@@ -39,7 +40,7 @@ def shown(dock, qtbot):
 
 
 def at(dock, x, y):
-    return dock.map.native.place(x, y).toPoint()
+    return dock.map.native.widget_position(x, y).toPoint()
 
 
 def write(dock, text, unit="px"):
@@ -58,6 +59,7 @@ def test_says_that_there_is_no_slide(viewer, dock):
 @pytest.mark.window
 def test_the_frame_is_what_the_view_shows(viewer, dock, layer, qtbot):
     assert dock.map.native.image is not None
+    wait_for_layout(viewer)
     viewer.scene.camera.zoom *= 4
     viewer.scene.camera.center = (0, 400, 300)
     frame = shown(dock, qtbot)
@@ -156,10 +158,14 @@ def test_pixel_size_stands_for_the_objective(write_channels, slide_is_open, dock
 def test_all_of_an_object_is_shown(viewer, layer, size, qtbot):
     viewer.scene.camera.zoom = 2 / layer.scale[-1]
     box = np.array([(500, 400), (500 + size, 400 + size)], float)
-    look_at_all_of(viewer, layer, box)
+    center_on(viewer, layer, 3000, 3000)
+    center_on_box(viewer, layer, box)
     np.testing.assert_allclose(middle(viewer, layer), box.mean(axis=0))
     room = np.array(viewer.canvas.size) / (viewer.scene.camera.zoom * layer.scale[-1])
     assert (room >= size).all()
+    before = viewer.scene.camera.center
+    center_on_box(viewer, layer, box + 0.1)  # all of it is visible already
+    assert viewer.scene.camera.center == before
 
 
 @pytest.mark.window
@@ -186,7 +192,10 @@ def test_pixels_that_are_not_square(viewer, dock, slide_is_open, add_dock, settl
     settled()
     for image in (dock.map.native.image, inspector.header.thumbnail.native.image):
         assert image.height() / image.width() == pytest.approx(120 * 2.0 / (200 * 0.5), rel=0.01)
-    corner, opposite = dock.map.native.place(0, 0), dock.map.native.place(200, 120)
+    corner, opposite = (
+        dock.map.native.widget_position(0, 0),
+        dock.map.native.widget_position(200, 120),
+    )
     across, down = opposite.x() - corner.x(), opposite.y() - corner.y()
     assert down / across == pytest.approx(2.4, rel=0.01)
     assert down <= dock.map.height

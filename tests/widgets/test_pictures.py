@@ -7,8 +7,8 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.slide.pictures import associated, overlay, overview, rgb, save, save_text
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.slide.pictures import overlay, overview, read_associated, rgb, save, save_text
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.writers import slides
 
 
@@ -70,9 +70,9 @@ def test_saved_pictures_are_the_same_pixels(tmp_path, dtype, channels, name):
 
 def test_what_cannot_be_saved_is_said_in_one_sentence(tmp_path):
     pixels = np.zeros((4, 4, 1), np.float32)
-    with pytest.raises(SlideError, match=r"can't hold pixels of type float32; save .* as TIFF"):
+    with pytest.raises(SlideError, match=r"can't hold float32 pixels; save .* as TIFF"):
         save(pixels, str(tmp_path / "x.png"))
-    with pytest.raises(SlideError, match=r"end it with \.png or \.tif"):
+    with pytest.raises(SlideError, match=r"ends in \.png or \.tif"):
         save(pixels, str(tmp_path / "x.doc"))
     for write in (lambda path: save(pixels, path), lambda path: save_text("{}", path)):
         with pytest.raises(SlideError, match=r"nowhere.* can't be written"):
@@ -82,4 +82,4 @@ def test_what_cannot_be_saved_is_said_in_one_sentence(tmp_path):
 def test_associated_image_is_the_files():
     with open_slide(sample_path()) as slide, tifffile.TiffFile(sample_path()) as file:
         [page] = [page for page in file.pages if "macro" in page.description]
-        np.testing.assert_array_equal(associated(slide, "macro"), page.asarray())
+        np.testing.assert_array_equal(read_associated(slide, "macro"), page.asarray())

@@ -61,4 +61,13 @@ def test_all_is_said_to_those_who_ask(viewer, inspector, slide_is_open, settled,
         settled()
         inspector.metadata.copy_json.native.click()
         assert MARK in QApplication.clipboard().text()
-    assert any(MARK in layer.name and MARK in f"{layer.features}" for layer in viewer.layers[:3])
+    channel, labels = (
+        [
+            layer
+            for layer in viewer.layers[:3]
+            if MARK in layer.name and hasattr(layer, "features") == has
+        ]
+        for has in (False, True)
+    )
+    assert channel
+    assert any(MARK in f"{layer.features}" for layer in labels)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from napari._qt.utils import QImg2array
 from qtpy.QtGui import QImage
 
 from napari_wsigpu.slide.rates import Step, per_second
@@ -24,11 +25,9 @@ def plot(display):
 
 def bars(plot):
     """(columns, rows) that have the colour of bars."""
-    picture = plot.grab().toImage().convertToFormat(QImage.Format_RGB32)
-    pixels = np.frombuffer(bytes(picture.constBits().asarray(picture.sizeInBytes())), np.uint32)
-    pixels = pixels.reshape(picture.height(), picture.width())
-    rows, columns = np.nonzero(pixels == accent().rgb())
-    return columns / picture.width(), rows
+    pixels = QImg2array(plot.grab().toImage())[..., :3]
+    rows, columns = np.nonzero((pixels == accent().getRgb()[:3]).all(axis=-1))
+    return columns / pixels.shape[1], rows
 
 
 def test_without_tiles_it_says_so(plot):

@@ -6,8 +6,10 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 
 from napari_wsigpu.conversion import convert
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from tests.viewer.shared import wait_for_layout
+from tests.widgets.conftest import drag
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_is_empty_without_slides(viewer, dock):
 @pytest.mark.window
 def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
     first, second = slide_is_open(sample_path(), dark)
-    QTest.qWait(200)
+    wait_for_layout(viewer)
     assert listed(dock) == ["he_phantom.svs", "dark.tif"]
     assert dock.list.native.currentItem().text() == "dark.tif"
     small = viewer.scene.camera.zoom
@@ -83,6 +85,41 @@ def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_ope
     assert {slide_of(first), slide_of(second)} == set(dock.slides())
 
 
+@pytest.mark.window
+def test_annotations_stay_with_their_slides_side_by_side(
+    viewer, dock, add_dock, slide_is_open, dark, qtbot
+):
+    viewer.window.resize(1500, 900)
+    slides = slide_is_open(sample_path(), dark)
+    annotate = add_dock("Annotate")
+    QTest.qWait(200)
+    choose(dock, "dark.tif")
+    click(annotate.tools["Rectangle"])
+    drawn = viewer.layers.selection.active
+    choose(dock, "he_phantom.svs")
+    assert not drawn.visible
+    click(dock.side_by_side)
+    assert not dock.note.visible
+    assert viewer.canvas.grid.actual_shape(viewer.layers) == (1, 2)
+
+    def cells():
+        stride, layers = viewer.canvas.grid.stride, list(viewer.layers)
+        return [layers[at : at + stride] for at in range(0, len(layers), stride)]
+
+    first, second = cells()
+    assert (first[0], second) == (slides[0], [slides[1], drawn])
+    assert all(layer.visible for layer in first + second)
+    # A layer that is added now joins the cell of its slide.
+    viewer.layers.selection.active = slides[0]
+    click(annotate.tools["Point"])
+    points = viewer.layers.selection.active
+    qtbot.waitUntil(lambda: [len(each) for each in cells()] == [3, 3])
+    assert points in cells()[0]
+    drag(viewer, (0.2, 0.5), (0.2, 0.5))
+    assert len(points.data) == 1
+    assert slides[0].get_value(points.data_to_world(points.data[0]), world=True) is not None
+
+
 def test_channels_of_a_slide_stay_together(viewer, dock, slide_is_open, write_channels, tmp_path):
     path, *_ = write_channels(2)
     twin = tmp_path / "twin.ome.tif"
@@ -103,7 +140,7 @@ def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_c
     assert not viewer.canvas.grid.enabled
     shapes = viewer.add_shapes()
     click(dock.side_by_side)
-    assert f"'{shapes.name}' is of no slide" in dock.note.value
+    assert f"'{shapes.name}' belongs to no slide" in dock.note.value
 
 
 def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):

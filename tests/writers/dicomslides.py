@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate, encapsulate_extended
+from pydicom.pixels.encoders.native import _encode_frame
 from pydicom.uid import (
+    HTJ2K,
     JPEG2000,
     ExplicitVRLittleEndian,
+    HTJ2KLossless,
+    HTJ2KLosslessRPCL,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGLSLossless,
+    RLELossless,
     VLWholeSlideMicroscopyImageStorage,
     generate_uid,
 )
+from wsidicom.uid import JPEGXL, JPEGXLJPEGRecompression, JPEGXLLossless
 
 from tests.writers import slides
 
@@ -62,6 +69,55 @@ KINDS: dict[str, tuple[str, str, Any]] = {
 }
 
 
+def rle(tile: NDArray[Any]) -> bytes:
+    height, width, samples = tile.shape
+    options = {"rows": height, "columns": width, "samples_per_pixel": samples}
+    bits = 8 * tile.itemsize
+    runner = SimpleNamespace(
+        **options,
+        bits_allocated=bits,
+        get_option=lambda name, default=None: {"byteorder": "<"}.get(name, default),
+    )
+    return bytes(_encode_frame(tile.tobytes(), runner))
+
+
+def htj2k(tile: NDArray[Any]) -> bytes:
+    return imagecodecs.htj2k_encode(tile.squeeze(), rgb=False)
+
+
+def htj2k_transformed(tile: NDArray[Any]) -> bytes:
+    return imagecodecs.htj2k_encode(tile, rgb=True, reversible=True)
+
+
+def jpegxl(tile: NDArray[Any]) -> bytes:
+    return imagecodecs.jpegxl_encode(tile.squeeze(), lossless=True)
+
+
+def planar(tile: NDArray[Any]) -> bytes:
+    return tile.transpose(2, 0, 1).tobytes()
+
+
+# Kinds that OpenSlide doesn't read.
+FURTHER: dict[str, tuple[str, str, Any]] = {
+    "rle": (RLELossless, "RGB", rle),
+    "rle gray": (RLELossless, "MONOCHROME2", rle),
+    "htj2k": (HTJ2KLossless, "RGB", htj2k),
+    "htj2k gray": (HTJ2KLossless, "MONOCHROME2", htj2k),
+    "htj2k rpcl": (HTJ2KLosslessRPCL, "YBR_RCT", htj2k_transformed),
+    "htj2k general": (HTJ2K, "YBR_ICT", htj2k_transformed),
+    "jpeg xl": (JPEGXLLossless, "RGB", jpegxl),
+    "jpeg xl gray": (JPEGXLLossless, "MONOCHROME2", jpegxl),
+    "jpeg xl lossy": (
+        *(JPEGXL, "XYB"),
+        lambda tile: imagecodecs.jpegxl_encode(tile, distance=1.0),
+    ),
+    "jpeg xl of jpeg": (
+        *(JPEGXLJPEGRecompression, "YBR_FULL_422"),
+        lambda tile: imagecodecs.jpegxl_encode_jpeg(jpeg_ycbcr(tile)),
+    ),
+}
+
+
 def tiles_of(pixels: NDArray[Any], side: int = SIDE) -> list[NDArray[Any]]:
     """Cut a picture into full tiles, row by row; edge tiles are padded with white."""
     height, width = pixels.shape[:2]
@@ -95,7 +151,7 @@ def instance(
     says which frames (first, past) of which number of a concatenation it holds. `table` is
     "basic", "extended" or "none".
     """
-    syntax, photometric, encode = KINDS[kind]
+    syntax, photometric, encode = (FURTHER | KINDS)[kind]
     height, width, samples = pixels.shape
     tiles = tiles_of(pixels, side)
     columns = math.ceil(width / side)

@@ -124,7 +124,8 @@ def _ome(folder: Path, text: str) -> Path:
     xml = f"""<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" Creator="{text}"
       UUID="urn:uuid:{text}"><Experimenter ID="Experimenter:0" FirstName="{text}" Email="{text}"/>
       <Instrument ID="Instrument:0"><Objective ID="Objective:0" NominalMagnification="20"/>
-      </Instrument><Plate ID="Plate:0" Name="{text}"/><Image ID="Image:0" Name="{text}">
+      </Instrument><Plate ID="Plate:0" Name="{text}"><Well ID="Well:0" Row="0" Column="0"
+      ExternalIdentifier="{text}" Type="{text}"/></Plate><Image ID="Image:0" Name="{text}">
       <AcquisitionDate>2020-01-02T03:04:05</AcquisitionDate><Description>{text}</Description>
       <ObjectiveSettings ID="Objective:0"/><Pixels ID="Pixels:0" DimensionOrder="XYCZT"
       Type="uint16" SizeX="130" SizeY="100" SizeC="2" SizeZ="1" SizeT="1" PhysicalSizeX="0.5"
@@ -153,7 +154,7 @@ def _ome_zarr(folder: Path, text: str, version: str = "0.5", **options: Any) -> 
         "name": text,
         "channels": [
             {"label": name, "color": "0000FF", "window": {"start": 0, "end": 9, "min": 0, "max": 9}}
-            for name in ("DAPI", "Cy5")
+            for name in ("DAPI", text)
         ],
         text: {text: text},
     }
@@ -282,6 +283,26 @@ def _czi(folder: Path, text: str) -> Path:
     return path
 
 
+def _czi_channels(folder: Path, text: str) -> Path:
+    path = folder / "slide.czi"
+    channels = f"<Channel Id='a' Name='DAPI'/><Channel Id='b' Name='{text}'/>"
+    xml = f"""<ImageDocument><Metadata><Information><User><DisplayName>{text}</DisplayName></User>
+      <Image><Dimensions><Channels>{channels}</Channels></Dimensions></Image></Information>
+      <DisplaySetting><Channels>{channels}</Channels></DisplaySetting></Metadata></ImageDocument>"""
+    czis.write(path, [czis.Block(plane, c=c) for c, plane in enumerate(CHANNELS)], xml)
+    return path
+
+
+def _vsi_channels(folder: Path, text: str) -> Path:
+    path = folder / "slide.vsi"
+    tile = imagecodecs.jpeg8_encode(np.ascontiguousarray(PIXELS[:64, :64, 0]), level=90)
+    tiles = [vsis.Tile((0, 0, c, 0), tile) for c in range(2)]
+    vsis.ets(folder / "_slide_" / "stack1" / "frame_t.ets", tiles, (64, 64), samples=1)
+    document = vsis.tree(2, vsis.text(15, text))
+    _write_vsi(path, document, vsis.image((64, 64), (4,), ("DAPI", text)))
+    return path
+
+
 def _vsi(folder: Path, text: str) -> Path:
     path = folder / "slide.vsi"
     tile = imagecodecs.jpeg8_encode(np.ascontiguousarray(PIXELS[:64, :64]), level=90)
@@ -305,13 +326,13 @@ def _perkinelmer(folder: Path, text: str) -> Path:
     path = folder / "slide.qptiff"
     with tifffile.TiffWriter(path, bigtiff=True) as file:
         for step in (1, 2):
-            for name, plane in zip(("DAPI", "Opal 520"), CHANNELS, strict=True):
+            for name, plane in zip(("DAPI", text), CHANNELS, strict=True):
                 kind = "ReducedResolution" if step > 1 else "FullResolution"
                 keys = ("SlideID", "Barcode", "ComputerName", "OperatorName", "StudyName", text)
                 said = "".join(f"<{key}>{text}</{key}>" for key in keys)
                 xml = (
                     f"<PerkinElmer-QPI-ImageDescription><ImageType>{kind}</ImageType>"
-                    f"<Name>{name}</Name><Color>0,0,255</Color><Objective>20x</Objective>{said}"
+                    f"<Name>{name}</Name><Biomarker>{name}</Biomarker><Color>0,0,255</Color><Objective>20x</Objective>{said}"
                     "</PerkinElmer-QPI-ImageDescription>"
                 )
                 file.write(
@@ -405,7 +426,9 @@ WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "ventana": _ventana,
     "mirax": _mirax,
     "czi": _czi,
+    "czi-channels": _czi_channels,
     "vsi": _vsi,
+    "vsi-channels": _vsi_channels,
     "perkinelmer": _perkinelmer,
     "trestle": _trestle,
     "argos": _argos,

@@ -79,9 +79,16 @@ def level(
 
 
 def write(
-    path: Path, pages: Sequence[tuple[bytes, dict[int, tuple[int, Any]]]], *, first: int = 12
+    path: Path,
+    pages: Sequence[tuple[bytes, dict[int, tuple[int, Any]]]],
+    *,
+    first: int = 12,
+    short_texts_inside: bool = False,
 ) -> None:
-    """Write a file; its first picture begins at `first`, which may lie beyond 4 GiB."""
+    """Write a file; its first picture begins at `first`, which may lie beyond 4 GiB.
+
+    Texts of up to four bytes lie outside the directory, or inside as in other TIFF files.
+    """
     with path.open("wb") as file:
         file.write(b"II*\0" + bytes(8))
         file.seek(first)
@@ -92,7 +99,8 @@ def write(
             entries, high = b"", b""
             for code, (kind, values) in sorted((tags | {273: (LONG, start)}).items()):
                 encoded, count = _encoded(kind, values)
-                if len(encoded) > 4 + 4 * (code == 273):
+                outside = kind == ASCII and not short_texts_inside
+                if outside or len(encoded) > 4 + 4 * (code == 273):
                     place = file.tell()
                     file.write(encoded + bytes(len(encoded) % 2))
                     encoded = struct.pack("<Q", place)

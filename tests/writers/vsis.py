@@ -97,8 +97,12 @@ def image(
     origin: tuple[int, int] = (0, 0),
     number: int = 0,
     times: Sequence[float] = (),
+    boundary: Sequence[float] = (),
 ) -> tuple[int, bytes]:
-    """Write what is said of a picture: its size, what further coordinates mean, channels' names."""
+    """Write what is said of a picture: its size, what further coordinates mean, channels' names.
+
+    `boundary` is written as doubles, instead of the size as integers.
+    """
     described = []
     for index, meaning in enumerate(dimensions):
         step = tree(2013, text(268435456, "10^-9m^1"), real(268435458, -1500.0))
@@ -111,7 +115,9 @@ def image(
         described.append(tree(2007, *parameters, second=index))
     frame = tree(
         2018,
-        tag(2053, 259, struct.pack("<4i", 0, 0, *size)),
+        tag(2053, 262, struct.pack("<4d", *boundary))
+        if boundary
+        else tag(2053, 259, struct.pack("<4i", 0, 0, *size)),
         tag(2410, 8199, struct.pack("<2i", *origin)),
         (20005, struct.pack("<IiiI", INLINE | 12, 20005, 0, 1)),
     )

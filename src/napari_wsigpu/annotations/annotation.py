@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from napari_wsigpu.annotations.rings import Ring
 
     Kind = Literal["polygon", "ellipse", "line", "points"]
     Color = tuple[int, int, int]
@@ -22,34 +21,35 @@ class Annotation:
     Attributes
     ----------
     kind : {"polygon", "ellipse", "line", "points"}
-        What its vertices mean.
+        Meaning of the vertices.
     rings : tuple of ndarray of float, shape (vertices, 2)
-        (x, y) in pixels of level 0, counted from the upper left corner of its first pixel, whose
-        centre is (0.5, 0.5). Of a polygon, its rings, not closed: a point belongs to it if an odd
-        number of them go around it, so that there may be holes and several parts. Of an
-        ellipse along the slide's axes, an outline. Of a line, each of its pieces.
+        (x, y) in pixels of level 0, measured from the upper left corner of its first pixel, whose
+        center is (0.5, 0.5). For a polygon: its rings, not closed; a point is inside if an odd
+        number of rings surround it, so holes and several parts are possible. For an ellipse, whose
+        axes are parallel to the slide's: its outline. For a line: each of its parts.
     name : str
-        As a user named it; may be empty.
+        Name that a user chose; may be empty.
     classification : str
-        Its class, as ``"Tumor"`` or ``"Tumor: Positive"``; empty for none.
+        Class, such as ``"Tumor"`` or ``"Tumor: Positive"``; may be empty.
     color : tuple of int, optional
-        Red, green and blue, of the class if there is one, 0 to 255.
+        Red, green and blue from 0 to 255; the class's color if the object has a class.
     object_type : str
-        As QuPath calls it: ``"annotation"``, ``"detection"``, ``"cell"``, ``"tile"``, ...
+        QuPath's type: ``"annotation"``, ``"detection"``, ``"cell"``, ``"tile"``, ...
     locked : bool
-        Whether it shall not be moved.
+        Whether the object is protected from moving and editing.
     measurements : Mapping of str to float
-        Numbers by their names.
+        Measured values by name.
     id : str
         A UUID, or empty.
     nucleus : tuple of ndarray of float, shape (vertices, 2)
-        Of a cell, rings around its nucleus; none where there is none.
+        For a cell, the rings of its nucleus, if it has one.
     extra : Mapping of str
-        What else a GeoJSON feature said of it, to be written again as it is.
+        Other members of the GeoJSON feature, which are written back unchanged. ``extra["dicom"]``
+        holds the codes of the object's group in a DICOM file.
     """
 
     kind: Kind
-    rings: tuple[NDArray[np.float64], ...]
+    rings: tuple[Ring, ...]
     name: str = ""
     classification: str = ""
     color: Color | None = None
@@ -57,5 +57,5 @@ class Annotation:
     locked: bool = False
     measurements: Mapping[str, float] = field(default_factory=dict)
     id: str = ""
-    nucleus: tuple[NDArray[np.float64], ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    nucleus: tuple[Ring, ...] = ()
+    extra: Mapping[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""GeoJSON as QuPath reads and writes it: one feature an object, in pixels of level 0."""
+"""GeoJSON in QuPath's dialect: one feature per object, coordinates in pixels of level 0."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import uuid
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.annotations.annotation import Annotation
-from napari_wsigpu.annotations.rings import polygons
+from napari_wsigpu.annotations.rings import polygons, without_repeated_end
 from napari_wsigpu.model.errors import (
     AnnotationError,
     SlideError,
     TargetWriteError,
     file_error,
+    write_errors,
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Iterator, Mapping
 
     from napari_wsigpu.annotations.annotation import Color, Kind
+    from napari_wsigpu.annotations.rings import Ring
 
-DIGITS = 2
+DIGITS = 2  # after the decimal point, as in QuPath
 ENDINGS = (".geojson", ".geojson.gz", ".json")
-# What a geometry is, and how deep its coordinates are nested.
+# Kind of object and nesting depth of the coordinates, by type of geometry (RFC 7946, 3.1).
 GEOMETRIES: dict[str, tuple[Kind, int]] = {
     "Point": ("points", 1),
     "MultiPoint": ("points", 2),
@@ -44,7 +44,7 @@ GEOMETRIES: dict[str, tuple[Kind, int]] = {
     "Polygon": ("polygon", 3),
     "MultiPolygon": ("polygon", 4),
 }
-# Names of the types before QuPath 0.4, which had them as ids before 0.3.
+# Type names of QuPath before 0.4. Before 0.3 they were the features' ids.
 OLD_TYPES = {
     "PathAnnotationObject": "annotation",
     "PathDetectionObject": "detection",
@@ -53,38 +53,40 @@ OLD_TYPES = {
     "TMACoreObject": "tmaCore",
     "tma_core": "tmaCore",
 }
+# Properties that are read; all others are kept in `Annotation.extra`.
 KNOWN = {
     "objectType", "object_type", "type", "name", "color", "classification", "isLocked",
     "measurements", "childObjects", "children",
 }  # fmt: skip
-DEEPEST = 64
-# How many points a shape has at least, and how far from the corner of a slide one can lie.
+DEEPEST = 64  # levels of nested objects or geometry collections
+# Minimum number of points per shape, and maximum absolute coordinate in pixels.
 LEAST = {"points": 1, "line": 2, "polygon": 3}
-FARTHEST = 1e12
+MAX_COORDINATE = 1e12
+# First bytes of a gzip file, and of a JSON escape for a surrogate.
 GZIP, HALF = b"\x1f\x8b", b"\\ud"
 
 
 def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
-    """Read the objects of a GeoJSON file, as QuPath exports it.
+    """Read the objects of a GeoJSON file in QuPath's dialect.
 
     Parameters
     ----------
     path : str or PathLike
-        A file, which may be compressed by gzip (``.gz``): a FeatureCollection, a list of features,
-        a feature or a geometry. Objects within others come after these.
+        A file, optionally compressed by gzip (``.gz``). It holds a FeatureCollection, a list of
+        features, a feature or a geometry. Nested objects follow the object that contains them.
 
     Returns
     -------
     list of Annotation
-        Coordinates are as in the file: pixels of the slide's level 0. What an old version of
-        QuPath calls an object otherwise has its new name.
+        Coordinates are as in the file: pixels of the slide's level 0. Type names of old versions
+        of QuPath are replaced by the current ones.
 
     Raises
     ------
     AnnotationError
-        If it holds something else.
+        If the file is not valid GeoJSON.
     SlideError
-        If it can't be read.
+        If the file cannot be read.
 
     Examples
     --------
@@ -92,60 +94,55 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     >>> tumor.classification, tumor.rings[0]  # doctest: +SKIP
     """
     name = os.fspath(path)
-    text = _text_of(name)
-    count = _Count(name)
+    text = read_limited(name)
+    parser = _GeometryParser(name)
     try:
-        found = json.loads(text, object_hook=count.with_arrays)
+        found = json.loads(text, object_hook=parser.convert)
     except SlideError:
         raise
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:
-        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
         raise AnnotationError(
-            f"'{name}' is no GeoJSON ({why}); choose a file that QuPath exported."
+            f"'{name}' is not valid GeoJSON ({reason}); choose a file that QuPath exported."
         ) from error
-    # Halves of characters can be neither shown nor saved; only such an escape makes them.
-    may_be_halves = HALF in text.lower()
+    # A lone surrogate can be neither displayed nor saved. Only an escape can produce one, so files
+    # without such escapes skip the slow check below.
+    may_hold_halves = HALF in text.lower()
     del text
     annotations: list[Annotation] = []
     for number, feature in enumerate(_features(found, name)):
         try:
             objects = list(_objects(feature, DEEPEST))
-            if may_be_halves:
+            if may_hold_halves:
                 for each in objects:
                     _feature_text(each).encode()
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise AnnotationError(
-                f"'{name}' is no GeoJSON that can be read: of feature {number + 1}, {_said(error)}."
+                f"Feature {number + 1} of '{name}' is not valid GeoJSON: {_reason(error)}; export "
+                "the objects from QuPath again."
             ) from error
         annotations += objects
     return annotations
 
 
-def _text_of(name: str) -> bytes:
-    """Return what a file holds, unpacked.
+def read_limited(name: str) -> bytes:
+    """Read a file of at most `limits.geojson_bytes`, and decompress it if necessary.
 
     Raises
     ------
     AnnotationError
-        If it is no regular file, damaged, or larger than the limits say.
+        If the path is not a regular file, or the file is damaged or exceeds the limit.
     SlideError
-        If it can't be read.
+        If the file cannot be read.
     """
-    most = limits.geojson_bytes
+    limit = limits.geojson_bytes
     try:
-        if not stat.S_ISREG(Path(name).stat().st_mode):  # to open a pipe would wait
-            raise AnnotationError(f"'{name}' is no regular file; choose a GeoJSON file.")
+        if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a pipe would block
+            raise AnnotationError(f"'{name}' is not a regular file; choose another file.")
         with Path(name).open("rb") as file:
-            packed = file.read(2) == GZIP
+            compressed = file.read(2) == GZIP
             file.seek(0)
-            text = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+            text = (gzip.GzipFile(fileobj=file) if compressed else file).read(limit + 1)
     except SlideError:
         raise
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -153,60 +150,75 @@ def _text_of(name: str) -> bytes:
     except OSError as error:
         raise file_error(name, error) from error
     except ValueError as error:  # a path with a null character
-        raise AnnotationError(f"{name!r} is no path; choose a GeoJSON file.") from error
-    if len(text) > most:
-        raise AnnotationError(
-            f"'{name}' is a text of more than {byte_size(most)}: {limits.advice('geojson_bytes')}."
-        )
+        raise AnnotationError(f"{name!r} is not a valid path; choose another file.") from error
+    check_bytes(name, text)
     return text
 
 
+def check_bytes(name: str, content: bytes) -> None:
+    """Refuse a file whose content, after decompression, exceeds `geojson_bytes`."""
+    if len(content) > limits.geojson_bytes:
+        size, advice = byte_size(limits.geojson_bytes), limits.advice("geojson_bytes")
+        raise AnnotationError(f"'{name}' holds more than {size}: {advice}.")
+
+
 def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation]) -> None:
-    """Write objects as a FeatureCollection that QuPath imports (*File > Import objects*).
+    """Write objects as a FeatureCollection, which QuPath imports with *File > Import objects*.
 
     Parameters
     ----------
     path : str or PathLike
-        The file, which is replaced if it exists; a name that ends with ``.gz`` is compressed.
+        The file, which is replaced if it exists. If the name ends in ``.gz``, it is compressed.
     annotations : iterable of Annotation
-        Objects in pixels of level 0; their coordinates are rounded to 1/100 pixel, as QuPath's
-        are. Those without an id get one.
+        Objects in pixels of level 0. Coordinates are rounded to 1/100 pixel, as in QuPath. Objects
+        without an id get a new one.
 
     Raises
     ------
     TargetWriteError
-        If the file can't be written; then it is as it was before.
+        If the file cannot be written; an existing file is then unchanged.
 
     Examples
     --------
     >>> write_geojson("slide.geojson", annotations)  # doctest: +SKIP
     """
     target = Path(path)
-    work = target.with_name(f"{target.name}.part")
     features = ",\n".join(_feature_text(annotation) for annotation in annotations)
     text = f'{{"type":"FeatureCollection","features":[\n{features}\n]}}\n'
     try:
         data = text.encode()
     except UnicodeEncodeError:
         raise TargetWriteError(
-            f"'{target}' can't be written: a name holds half of a character; correct the names."
+            f"'{target}' can't be written: a name contains an incomplete character; correct it."
         ) from None
     if target.suffix.lower() == ".gz":
         data = gzip.compress(data, mtime=0)
-    try:
-        work.write_bytes(data)
-        work.replace(target)
-    except OSError as error:
-        work.unlink(missing_ok=True)
-        raise TargetWriteError(
-            f"'{target}' can't be written ({error.strerror or error}); choose another folder."
-        ) from error
+    replace_file(target, data)
+
+
+def replace_file(target: Path, data: bytes | memoryview) -> None:
+    """Replace a file's contents, or leave it unchanged if it can't be written.
+
+    Raises
+    ------
+    TargetWriteError
+        If it cannot be written.
+    """
+    work = target.with_name(f"{target.name}.part")
+    with write_errors(target):
+        try:
+            work.write_bytes(data)
+            work.replace(target)
+        except OSError:
+            work.unlink(missing_ok=True)
+            raise
 
 
 # Reading
 
 
-def _features(found: Any, name: str) -> Sequence[Any]:
+def _features(found: object, name: str) -> list[object]:
+    """Return the features of a file in any of the forms that `read_geojson` accepts."""
     if isinstance(found, dict):
         kind = found.get("type")
         if kind == "FeatureCollection":
@@ -217,109 +229,116 @@ def _features(found: Any, name: str) -> Sequence[Any]:
             found = [{"type": "Feature", "geometry": found}]
     if not isinstance(found, list):
         raise AnnotationError(
-            f"'{name}' is JSON, but no GeoJSON: it has no features; export objects from QuPath "
-            "by File > Export objects as GeoJSON."
+            f"'{name}' is JSON, but has no features; export objects from QuPath with "
+            "File > Export objects as GeoJSON."
         )
     return found
 
 
-class _Count:
-    """Makes arrays of coordinates, and counts what a file holds while it is parsed.
+class _GeometryParser:
+    """Converts coordinates to arrays and checks the limits while a file is parsed.
 
     Parameters
     ----------
     name : str
-        The file.
+        The file's name, for errors.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._objects = self._points = 0
+        self._counts = {"objects": 0, "points": 0}
 
-    def with_arrays(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Make arrays of a geometry's coordinates as soon as they are parsed.
+    def convert(self, value: dict[str, object]) -> dict[str, object]:
+        """Convert a geometry's coordinates as soon as they are parsed; keep other values.
 
-        Lists of all the numbers of a large file would take many times its size, and most of the
-        time. What is wrong with them is said later, when it is known of which feature they are.
+        Keeping all coordinates of a large file as lists would take many times its size in memory,
+        and most of the parsing time. Invalid coordinates are kept, too, and reported later with the
+        number of the feature.
 
         Raises
         ------
         AnnotationError
-            If there are more objects or points than the limits say.
+            If there are more objects or points than the limits allow.
         """
-        kind = _geometry_type(said)
-        if kind and isinstance(said.get("coordinates"), list):
+        kind, coordinates = _geometry_type(value), value.get("coordinates")
+        if kind and isinstance(coordinates, list):
             with suppress(TypeError, ValueError, OverflowError):
-                rings = tuple(_rings(said["coordinates"], GEOMETRIES[kind][1]))
-                said["coordinates"] = rings
-                self._points += sum(map(len, rings))
-            self._objects += 1
-            for what, count in (("objects", self._objects), ("points", self._points)):
-                if count > getattr(limits, what):
-                    raise AnnotationError(
-                        f"'{self._name}' holds more {what} than are read: {limits.advice(what)}."
-                    )
-        return said
+                rings = tuple(_rings(coordinates, GEOMETRIES[kind][1]))
+                value["coordinates"] = rings
+                self._counts["points"] += sum(map(len, rings))
+            self._counts["objects"] += 1
+            check_counts(self._name, **self._counts)
+        return value
 
 
-def _geometry_type(said: Mapping[str, Any]) -> str:
-    kind = said.get("type")
+def check_counts(name: str, objects: int, points: int) -> None:
+    """Raise an `AnnotationError` if a file has more objects or points than the limits allow."""
+    for noun, count in (("objects", objects), ("points", points)):
+        if count > getattr(limits, noun):
+            raise AnnotationError(f"'{name}' holds too many {noun}: {limits.advice(noun)}.")
+
+
+def _geometry_type(geometry: Mapping[str, object]) -> str:
+    """Return the type of a geometry that has coordinates; an empty string for others."""
+    kind = geometry.get("type")
     return kind if isinstance(kind, str) and kind in GEOMETRIES else ""
 
 
-def _objects(feature: Any, depth: int) -> Iterator[Annotation]:
-    """Yield the object of a feature, and those within it."""
+def _objects(feature: object, depth: int) -> Iterator[Annotation]:
+    """Yield the object of a feature, and the objects nested in it."""
     if not isinstance(feature, dict):
-        raise TypeError("which is no object")
-    stated = feature.get("properties")
-    said = stated if isinstance(stated, dict) else {}
+        raise TypeError("it is not an object")
+    properties = feature.get("properties")
+    if not isinstance(properties, dict):
+        properties = {}
     geometry = feature.get("geometry")
     if geometry is not None:
         for kind, rings in _shapes(geometry, depth):
             yield Annotation(
                 kind=kind,
                 rings=rings,
-                name=str(said.get("name") or ""),
-                classification=_class_name(said.get("classification")),
-                color=_color(said),
-                object_type=_object_type(feature, said),
-                locked=bool(said.get("isLocked", False)),
-                measurements=_measurements(said.get("measurements")),
+                name=str(properties.get("name") or ""),
+                classification=_class_name(properties.get("classification")),
+                color=_color(properties),
+                object_type=_object_type(feature, properties),
+                locked=bool(properties.get("isLocked", False)),
+                measurements=_measurements(properties.get("measurements")),
                 id=_id(feature.get("id")),
                 nucleus=_nucleus(feature.get("nucleusGeometry"), depth),
-                extra=_extra(feature, said),
+                extra=_extra(feature, properties),
             )
-    children = said.get("childObjects", said.get("children"))
+    children = properties.get("childObjects", properties.get("children"))
     if isinstance(children, list) and depth:
         for child in children:
             yield from _objects(child, depth - 1)
 
 
-def _shapes(geometry: Any, depth: int) -> Iterator[tuple[Kind, tuple[NDArray[np.float64], ...]]]:
+def _shapes(geometry: object, depth: int) -> Iterator[tuple[Kind, tuple[Ring, ...]]]:
+    """Yield the kind and rings of a geometry, and of each part of a collection."""
     if not isinstance(geometry, dict):
-        raise TypeError("the geometry is no object")
+        raise TypeError("its geometry is not an object")
     if geometry["type"] == "GeometryCollection" and depth:
         for part in list(geometry["geometries"]):
             yield from _shapes(part, depth - 1)
         return
     name = _geometry_type(geometry)
     if not name:
-        raise ValueError(f"its geometry is {geometry['type']!r}, which GeoJSON does not know")
-    kind, nested = GEOMETRIES[name]
+        raise ValueError(f"its geometry has the unknown type {geometry['type']!r}")
+    kind, nesting = GEOMETRIES[name]
     rings = geometry["coordinates"]
-    if not isinstance(rings, tuple):  # so something is wrong with them
-        rings = tuple(_rings(rings, nested))
+    if not isinstance(rings, tuple):  # the parser could not convert them: raise its error again
+        rings = tuple(_rings(rings, nesting))
     if kind == "polygon":
-        rings = tuple(map(_open, rings))
+        rings = tuple(map(without_repeated_end, rings))
     rings = tuple(ring for ring in rings if len(ring) >= LEAST[kind])
     if rings:
         is_ellipse = geometry.get("isEllipse") is True
         yield ("ellipse" if is_ellipse else kind), rings
 
 
-def _rings(coordinates: Any, depth: int) -> Iterator[NDArray[np.float64]]:
+def _rings(coordinates: object, depth: int) -> Iterator[Ring]:
     if not isinstance(coordinates, list):
-        raise TypeError("the coordinates are no list")
+        raise TypeError("its coordinates are not a list")
     if depth > 2:
         for part in coordinates:
             yield from _rings(part, depth - 1)
@@ -328,32 +347,27 @@ def _rings(coordinates: Any, depth: int) -> Iterator[NDArray[np.float64]]:
     if not found.size:
         return
     if found.ndim != 2 or found.shape[1] < 2 or not np.isfinite(found).all():
-        raise ValueError("the coordinates are no pairs of numbers")
-    if abs(found).max() > FARTHEST:
-        raise ValueError("the coordinates lie beyond any slide")
-    yield found[:, :2]
+        raise ValueError("its coordinates are not pairs of finite numbers")
+    if abs(found).max() > MAX_COORDINATE:
+        raise ValueError("its coordinates are too large for a slide")
+    yield found[:, :2]  # a third coordinate is an altitude
 
 
-def _open(ring: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a ring without the repetition of its first vertex."""
-    return ring[:-1] if len(ring) > 1 and (ring[0] == ring[-1]).all() else ring
-
-
-def _object_type(feature: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+def _object_type(feature: Mapping[str, object], properties: Mapping[str, object]) -> str:
     old = feature.get("id")
-    kind = said.get("objectType") or said.get("object_type") or said.get("type")
+    kind = next(filter(None, map(properties.get, ("objectType", "object_type", "type"))), None)
     kind = str(kind or (old if isinstance(old, str) and old in OLD_TYPES else "annotation"))
     return OLD_TYPES.get(kind, kind)
 
 
-def _id(stated: Any) -> str:
+def _id(stated: object) -> str:
     try:
         return str(uuid.UUID(str(stated)))
     except ValueError:
         return ""
 
 
-def _class_name(stated: Any) -> str:
+def _class_name(stated: object) -> str:
     if isinstance(stated, dict):
         names = stated.get("names")
         if isinstance(names, list) and names:
@@ -362,12 +376,11 @@ def _class_name(stated: Any) -> str:
     return stated if isinstance(stated, str) else ""
 
 
-def _color(said: Mapping[str, Any]) -> Color | None:
-    classed = said.get("classification")
-    places = [classed if isinstance(classed, dict) else {}, said]
-    for place in places:
-        stated = place.get("color", place.get("colorRGB"))
-        if isinstance(stated, int):  # packed, as QuPath did before 0.4
+def _color(properties: Mapping[str, object]) -> Color | None:
+    classification = properties.get("classification")
+    for holder in (classification if isinstance(classification, dict) else {}, properties):
+        stated = holder.get("color", holder.get("colorRGB"))
+        if isinstance(stated, int):  # packed as 0xRRGGBB, as in QuPath before 0.4
             return stated >> 16 & 0xFF, stated >> 8 & 0xFF, stated & 0xFF
         if isinstance(stated, list) and len(stated) >= 3:
             red, green, blue = (min(max(int(value), 0), 255) for value in stated[:3])
@@ -375,31 +388,33 @@ def _color(said: Mapping[str, Any]) -> Color | None:
     return None
 
 
-def _measurements(stated: Any) -> dict[str, float]:
-    if isinstance(stated, list):  # as before QuPath 0.4
+def _measurements(stated: object) -> dict[str, float]:
+    if isinstance(stated, list):  # as in QuPath before 0.4
         stated = {each["name"]: each["value"] for each in stated}
     if not isinstance(stated, dict):
         return {}
     return {str(key): float(value) for key, value in stated.items() if value is not None}
 
 
-def _nucleus(geometry: Any, depth: int) -> tuple[NDArray[np.float64], ...]:
+def _nucleus(geometry: object, depth: int) -> tuple[Ring, ...]:
     shapes = [] if geometry is None else _shapes(geometry, depth)
     return tuple(ring for kind, rings in shapes if kind == "polygon" for ring in rings)
 
 
-def _extra(feature: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    extra: dict[str, Any] = {}
+def _extra(
+    feature: Mapping[str, Mapping[str, object]], properties: Mapping[str, object]
+) -> dict[str, object]:
+    extra: dict[str, object] = {}
     plane = feature["geometry"].get("plane")
     if plane is not None:
         extra["plane"] = plane
-    others = {key: value for key, value in said.items() if key not in KNOWN}
+    others = {key: value for key, value in properties.items() if key not in KNOWN}
     return extra | ({"properties": others} if others else {})
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
-        return "a text holds half of a character"
+        return "a string contains an incomplete character"
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
@@ -411,55 +426,54 @@ def _feature_text(annotation: Annotation) -> str:
     geometry = _geometry(annotation)
     if "plane" in extra:
         geometry["plane"] = extra["plane"]
-    feature: dict[str, Any] = {
-        "type": "Feature",
-        "id": annotation.id or str(uuid.uuid4()),
-        "geometry": geometry,
-    }
+    identity = annotation.id or str(uuid.uuid4())
+    feature: dict[str, object] = {"type": "Feature", "id": identity, "geometry": geometry}
     if annotation.nucleus:
         feature["nucleusGeometry"] = _polygon(annotation.nucleus)
-    feature["properties"] = _properties(annotation) | extra.get("properties", {})
+    others = extra.get("properties")
+    feature["properties"] = _properties(annotation) | (others if isinstance(others, dict) else {})
     return json.dumps(feature, separators=(",", ":"), ensure_ascii=False)
 
 
-def _properties(annotation: Annotation) -> dict[str, Any]:
-    properties: dict[str, Any] = {"objectType": annotation.object_type}
+def _properties(annotation: Annotation) -> dict[str, object]:
+    properties: dict[str, object] = {"objectType": annotation.object_type}
     if annotation.name:
         properties["name"] = annotation.name
     color = None if annotation.color is None else list(annotation.color)
     if annotation.classification:
-        properties["classification"] = {"name": annotation.classification}
+        classification: dict[str, object] = {"name": annotation.classification}
+        properties["classification"] = classification
         if color is not None:
-            properties["classification"]["color"] = color
+            classification["color"] = color
     elif color is not None:
         properties["color"] = color
     if annotation.locked:
         properties["isLocked"] = True
-    measurements = {
-        key: value for key, value in annotation.measurements.items() if math.isfinite(value)
-    }
+    # JSON has no NaN and no infinity.
+    pairs = annotation.measurements.items()
+    measurements = {key: value for key, value in pairs if math.isfinite(value)}
     if measurements:
         properties["measurements"] = measurements
     return properties
 
 
-def _geometry(annotation: Annotation) -> dict[str, Any]:
+def _geometry(annotation: Annotation) -> dict[str, object]:
     if annotation.kind in ("polygon", "ellipse"):
         outline = _polygon(annotation.rings)
         return outline | ({"isEllipse": True} if annotation.kind == "ellipse" else {})
     rings = [np.round(ring, DIGITS) for ring in annotation.rings]
     if annotation.kind == "points":
         points = np.concatenate(rings)
-        many = len(points) > 1
-        coordinates: Any = points.tolist() if many else points[0].tolist()
-        return {"type": "MultiPoint" if many else "Point", "coordinates": coordinates}
-    coordinates = [ring.tolist() for ring in rings]
-    if len(rings) == 1:
-        return {"type": "LineString", "coordinates": coordinates[0]}
-    return {"type": "MultiLineString", "coordinates": coordinates}
+        if len(points) == 1:
+            return {"type": "Point", "coordinates": points[0].tolist()}
+        return {"type": "MultiPoint", "coordinates": points.tolist()}
+    lines = [ring.tolist() for ring in rings]
+    if len(lines) == 1:
+        return {"type": "LineString", "coordinates": lines[0]}
+    return {"type": "MultiLineString", "coordinates": lines}
 
 
-def _polygon(rings: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
+def _polygon(rings: Iterable[Ring]) -> dict[str, object]:
     rounded = [np.round(ring, DIGITS) for ring in rings]
     found = [[_closed(ring) for ring in polygon] for polygon in polygons(rounded)]
     if len(found) == 1:
@@ -467,6 +481,6 @@ def _polygon(rings: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
     return {"type": "MultiPolygon", "coordinates": found}
 
 
-def _closed(ring: NDArray[np.float64]) -> list[Any]:
-    corners: list[Any] = ring.tolist()
-    return [*corners, corners[0]]
+def _closed(ring: Ring) -> list[list[float]]:
+    vertices: list[list[float]] = ring.tolist()
+    return [*vertices, vertices[0]]

@@ -1,4 +1,4 @@
-"""Which pixels lie within rings, and an image that numbers objects."""
+"""Masks and label images drawn from the rings of objects."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations.annotation import Annotation
+    from napari_wsigpu.annotations.rings import Ring
+    from napari_wsigpu.model.geometry import Integers, Pair
 
+    Labels = NDArray[np.int32]
+
+# Kinds of objects that have an area.
 WITH_AREA = "polygon", "ellipse"
-# What is drawn at once.
+# Objects are drawn in batches to limit the memory for edge crossings and pixel indices.
 MOST_VERTICES, MOST_PIXELS = 1 << 18, 1 << 22
 
 
-def inside(
-    rings: Sequence[NDArray[np.float64]], rect: Rect, downsample: float = 1.0
-) -> NDArray[np.bool_]:
-    """Return which pixels of a rectangle have their centre within an odd number of rings.
+def rings_mask(rings: Sequence[Ring], rect: Rect, downsample: float = 1.0) -> NDArray[np.bool_]:
+    """Return a mask of the pixels of a rectangle whose centers are inside an odd number of rings.
 
     Parameters
     ----------
     rings : sequence of ndarray, shape (vertices, 2)
-        (x, y) in pixels of level 0, as of an `Annotation`.
+        (x, y) in pixels of level 0, as in `Annotation.rings`.
     rect : Rect
-        In pixels of a level.
+        Rectangle in pixels of a level.
     downsample : float
-        How many pixels of level 0 one of that level spans.
+        Pixels of level 0 per pixel of that level.
 
     Returns
     -------
     ndarray of bool, shape (height, width)
     """
-    # Each edge turns all pixels right of it in the rows that it crosses.
+    # Each crossing of an edge toggles all pixels to its right in the row.
     turns = np.zeros((rect.height, rect.width + 1), np.uint8)
     _, row, column = _crossings(rings, rect, downsample)
     np.add.at(turns, (row, column), 1)
@@ -47,32 +50,30 @@ def inside(
     return within
 
 
-def label_image(
-    annotations: Sequence[Annotation], shape: tuple[int, int], downsample: float = 1.0
-) -> NDArray[np.int32]:
-    """Draw objects as a label image, as segmentation programs and napari's Labels layers have them.
+def label_image(annotations: Sequence[Annotation], shape: Pair, downsample: float = 1.0) -> Labels:
+    """Draw objects as a label image, as used by segmentation programs and napari's Labels layers.
 
-    Of very many objects it takes a fraction of the time and memory of a layer of shapes.
+    For very many objects, this takes a fraction of the time and memory of a shapes layer.
 
     Parameters
     ----------
     annotations : sequence of Annotation
-        Objects, such as `read_geojson` returns. Lines and points have no area and are left out.
+        Objects, such as those returned by `read_geojson`. Lines and points are left out.
     shape : tuple of (int, int)
         Height and width in pixels of a level, ``slide.levels[level].shape[:2]``.
     downsample : float
-        How many pixels of level 0 one of that level spans, ``slide.level_downsamples[level]``.
+        Pixels of level 0 per pixel of that level, ``slide.level_downsamples[level]``.
 
     Returns
     -------
     ndarray of int32, shape (height, width)
-        Of each pixel whose centre lies in an object, 1 for the first of `annotations`, 2 for the
-        second; of several it is the last one's. Elsewhere 0.
+        1 for pixels whose center is inside the first of `annotations`, 2 for the second, and so
+        on; 0 for all others. Where objects overlap, later ones cover earlier ones.
 
     Raises
     ------
     AnnotationError
-        If the shape is too large for this machine's memory.
+        If the image does not fit into memory.
 
     Examples
     --------
@@ -84,11 +85,9 @@ def label_image(
     try:
         labels = np.zeros((height, width), np.int32)
     except (MemoryError, ValueError):
-        raise AnnotationError(
-            f"A label image of {width} x {height} pixels doesn't fit into memory; use a coarser "
-            "level."
-        ) from None
-    rings: list[NDArray[np.float64]] = []
+        size = f"A label image of {width} x {height} pixels"
+        raise AnnotationError(f"{size} doesn't fit into memory; use a coarser level.") from None
+    rings: list[Ring] = []
     numbers: list[int] = []
     vertices, rect = 0, Rect(0, 0, *shape)
     for number, annotation in enumerate(annotations, 1):
@@ -104,54 +103,50 @@ def label_image(
 
 
 def draw_numbers(
-    rings: Sequence[NDArray[np.float64]],
-    numbers: NDArray[np.int64],
-    labels: NDArray[np.int32],
-    rect: Rect,
-    downsample: float,
+    rings: Sequence[Ring], numbers: Integers, labels: Labels, rect: Rect, downsample: float
 ) -> None:
-    """Put the numbers of objects into the pixels within their rings, the largest on top.
+    """Fill the pixels inside each object's rings with its number; higher numbers are on top.
 
     Parameters
     ----------
     rings, downsample
-        As of `inside`.
+        As in `rings_mask`.
     numbers : ndarray of int
-        Of each ring, that of its object.
-    labels : ndarray of int32
-        The pixels of the rectangle.
+        Number of the object that each ring belongs to.
+    labels : ndarray of int32, shape (height, width)
+        Pixels of the rectangle, modified in place.
     rect : Rect
-        In pixels of a level.
+        Rectangle in pixels of a level.
     """
     if not rings:
         return
     ring, row, column = _crossings(rings, rect, downsample)
     number = numbers[ring]
     order = np.lexsort((column, row, number))
-    # Along a row, each second crossing of an object leaves it again.
-    number, row, begin = (each[order[::2]] for each in (number, row, column))
-    lengths = column[order[1::2]] - begin
-    begin += row * labels.shape[1]
+    # By the even-odd rule, the crossings of a row alternately enter and leave an object.
+    number, row, start = (each[order[::2]] for each in (number, row, column))
+    lengths = column[order[1::2]] - start
+    start += row * labels.shape[1]
     past, flat, first = np.cumsum(lengths), labels.reshape(-1), 0
     while first < len(lengths):
         done = past[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(past, done + MOST_PIXELS, "right")))
         some = slice(first, last)
         pixels = np.arange(past[last - 1] - done)
-        pixels += np.repeat(begin[some] - (past[some] - lengths[some] - done), lengths[some])
+        pixels += np.repeat(start[some] - (past[some] - lengths[some] - done), lengths[some])
         flat[pixels] = np.repeat(number[some], lengths[some])
         first = last
 
 
 def _crossings(
-    rings: Sequence[NDArray[np.float64]], rect: Rect, downsample: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where edges cross the middle of a rectangle's rows.
+    rings: Sequence[Ring], rect: Rect, downsample: float
+) -> tuple[Integers, Integers, Integers]:
+    """Find where edges of rings cross the center lines of a rectangle's rows.
 
     Returns
     -------
-    tuple of ndarray of int64, shape (crossings,)
-        Index of the ring, row, and the first column whose middle lies right of it.
+    ring, row, column : ndarray of int64, shape (crossings,)
+        Index of the ring, the row, and the first column whose center is right of the crossing.
     """
     lengths = np.array([len(ring) for ring in rings])
     x, y = (np.concatenate(rings) / downsample - (rect.left, rect.top)).T

@@ -1,4 +1,4 @@
-"""Lengths and areas on the glass."""
+"""Lengths and areas of annotations, in micrometers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Measurement(NamedTuple):
-    """How large an object is; None for what it has not.
+    """Size of an object; None for values that do not apply to its kind.
 
     Attributes
     ----------
     length : float or None
-        Of a line, in micrometres.
+        Length of a line in micrometers.
     perimeter : float or None
-        Of a polygon or ellipse in micrometres, around its holes too.
+        Perimeter of a polygon or ellipse in micrometers, including the edges of holes.
     area : float or None
-        Of a polygon or ellipse in square micrometres, without its holes.
+        Area of a polygon or ellipse in square micrometers, without holes.
     """
 
     length: float | None = None
@@ -36,9 +36,10 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
     Parameters
     ----------
     annotation : Annotation
-        Parts of an outline that crosses itself count as they lie to its left or right.
+        The object. If a ring crosses itself, its loops count as positive or negative area,
+        depending on their direction.
     mpp : tuple of float
-        Micrometres a pixel of level 0, (x, y), as `Slide.mpp`; (1, 1) measures in pixels.
+        Micrometers per pixel of level 0, (x, y), as in `Slide.mpp`; (1, 1) measures in pixels.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Annotations that are kept while they are not saved, and offered again after a crash."""
+"""Copies of unsaved annotations, which are offered for recovery after a crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
+from napari_wsigpu.annotations.geojson import write_geojson
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
@@ -17,49 +17,37 @@ if TYPE_CHECKING:
 
 
 def folder() -> Path:
-    """Return the user's own folder of annotations that were not saved; nobody else may read it."""
-    from platformdirs import user_state_path  # which npe2 brings, where there is napari
+    """Return the folder for unsaved annotations, which only the current user may access."""
+    from platformdirs import user_state_path  # a dependency of npe2, which napari requires
 
-    made = user_state_path("napari-wsigpu", appauthor=False) / "annotations"
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return made
+    return user_state_path("napari-wsigpu", appauthor=False) / "annotations"
 
 
-def keep(slide: str, annotations: list[Annotation]) -> None:
-    """Keep the annotations of a slide, instead of those that were kept before.
+def save(slide: str, annotations: list[Annotation]) -> bool:
+    """Save a copy of a slide's annotations, replacing the previous copy; return whether it worked.
 
-    The file's name tells nothing of the slide: only a hash of its path, and this process.
+    The file's name contains only a hash of the slide's path, and the id of this process.
     """
     path = _own(slide)
-    with suppress(OSError, SlideError):  # who annotates is not bothered by a full disk yet
+    with suppress(OSError, SlideError):  # a full disk must not interrupt the user's work
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         write_geojson(part, annotations)
         part.replace(path)
+        return True
+    return False
 
 
-def drop(slide: str) -> None:
-    """Keep nothing of a slide: its annotations are saved."""
+def discard(slide: str) -> None:
+    """Delete the copy of a slide's annotations after they have been saved."""
     with suppress(OSError):
         _own(slide).unlink(missing_ok=True)
 
 
-def lost(slide: str) -> list[Path]:
-    """Return the files that processes kept for a slide and left behind, the newest first."""
+def orphans(slide: str) -> list[Path]:
+    """Return a slide's copies from processes that have ended, newest first."""
     found = [path for path in folder().glob(f"{_digest(slide)}-*.geojson") if _is_orphan(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def take(path: Path) -> list[Annotation]:
-    """Return the annotations of a file that was left behind, and remove it.
-
-    Raises
-    ------
-    SlideError
-        If it can't be read.
-    """
-    found = read_geojson(path)
-    path.unlink(missing_ok=True)
-    return found
 
 
 def _own(slide: str) -> Path:
@@ -71,8 +59,8 @@ def _digest(slide: str) -> str:
 
 
 def _is_orphan(path: Path) -> bool:
-    """Whether the process that kept a file is no more."""
-    from psutil import pid_exists  # which napari brings
+    """Whether the process that wrote a copy has ended."""
+    from psutil import pid_exists  # a dependency of napari
 
     process = path.name.removesuffix(".geojson").rpartition("-")[2]
     return process.isdigit() and int(process) != os.getpid() and not pid_exists(int(process))

@@ -1,8 +1,8 @@
-"""Rings of polygons: which are holes of which, and all of them as one outline."""
+"""Rings of polygons: grouping them into polygons with holes, and joining them into one outline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +17,10 @@ LEAST = 3  # vertices of a ring
 
 
 def joined(rings: Sequence[Ring]) -> Ring:
-    """Return rings as one outline, which goes to each from the first vertex and back.
+    """Join rings into one outline, which runs from the first vertex to every other ring and back.
 
-    The same parts of the plane are inside of both by the even-odd rule, as the ways to and fro
-    cancel out. `split` is the inverse.
+    By the even-odd rule, the outline encloses the same area as the rings, because the paths there
+    and back cancel out. `split` is the inverse.
     """
     if len(rings) == 1:
         return rings[0]
@@ -32,13 +32,13 @@ def joined(rings: Sequence[Ring]) -> Ring:
 
 
 def split(outline: Ring) -> list[Ring]:
-    """Return the rings of an outline: it is cut where it meets a vertex again."""
+    """Split an outline into its rings by cutting it at each repeated vertex."""
     corners = list(map(tuple, outline.tolist()))
     if len(set(corners)) == len(corners):
         return [outline]
-    rings: list[list[Any]] = []
-    walk: list[Any] = []
-    at: dict[Any, int] = {}
+    rings: list[list[tuple[float, ...]]] = []
+    walk: list[tuple[float, ...]] = []
+    at: dict[tuple[float, ...], int] = {}  # index of each vertex in `walk`
     for corner in [*corners, corners[0]]:
         if corner in at:
             ring = walk[at[corner] :]
@@ -53,13 +53,18 @@ def split(outline: Ring) -> list[Ring]:
     return [np.array(ring) for ring in rings]
 
 
+def without_repeated_end(ring: Ring) -> Ring:
+    """Remove the last vertex if it repeats the first one."""
+    return ring[:-1] if len(ring) > 1 and (ring[0] == ring[-1]).all() else ring
+
+
 def areas(rings: Sequence[Ring]) -> list[float]:
-    """Return the area of each ring."""
+    """Return the area of each ring, in squared units of its coordinates."""
     return [abs(_signed_area(ring)) for ring in rings]
 
 
 def polygons(rings: Sequence[Ring]) -> list[list[Ring]]:
-    """Return each polygon that rings form: its outer ring first, then its holes."""
+    """Group rings into polygons: each is a list of its outer ring and its holes."""
     if len(rings) == 1:
         return [[rings[0]]]
     sizes = areas(rings)
@@ -67,10 +72,11 @@ def polygons(rings: Sequence[Ring]) -> list[list[Ring]]:
     around: dict[int, list[int]] = {}
     for rank, index in enumerate(order):
         around[index] = [other for other in order[:rank] if _is_within(rings[index], rings[other])]
+    # A ring within an even number of others is an outer ring; otherwise it is a hole.
     found = {index: [rings[index]] for index in order if len(around[index]) % 2 == 0}
     for index in order:
         if index not in found:
-            # The smallest ring around a hole is its polygon's.
+            # A hole belongs to the smallest outer ring around it.
             found[_innermost(around[index], found)].append(rings[index])
     return list(found.values())
 
@@ -80,12 +86,12 @@ def _innermost(around: Sequence[int], outer: dict[int, list[Ring]]) -> int:
 
 
 def _signed_area(ring: Ring) -> float:
-    x, y = (ring - ring[0]).T  # far from the origin digits would be lost
+    x, y = (ring - ring[0]).T  # coordinates far from the origin would lose digits
     return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
 
 
 def _is_within(ring: Ring, other: Ring) -> bool:
-    """Whether most vertices of a ring lie within another one; they may touch."""
+    """Whether the midpoints of most edges of a ring are inside another ring; the two may touch."""
     if np.any(ring.min(axis=0) < other.min(axis=0)) or np.any(ring.max(axis=0) > other.max(axis=0)):
         return False
     middles = (ring + np.roll(ring, -1, axis=0)) / 2
@@ -94,6 +100,7 @@ def _is_within(ring: Ring, other: Ring) -> bool:
 
 
 def _contains(ring: Ring, point: Ring) -> bool:
+    """Whether a point is inside a ring: a ray from it crosses an odd number of edges."""
     x, y = point
     x0, y0 = ring.T
     x1, y1 = np.roll(x0, -1), np.roll(y0, -1)
@@ -103,7 +110,7 @@ def _contains(ring: Ring, point: Ring) -> bool:
 
 
 def ellipse(corners: Ring, vertices: int) -> Ring:
-    """Return an outline of the ellipse within a rectangle or parallelogram of four corners."""
+    """Return the outline of an ellipse inscribed in a parallelogram, given by its four corners."""
     middle = corners.mean(axis=0)
     along, across = (corners[1] - corners[0]) / 2, (corners[3] - corners[0]) / 2
     turn = np.linspace(0, 2 * np.pi, vertices, endpoint=False)[:, None]

@@ -1,4 +1,4 @@
-"""The command `wsigpu`: `info`, `doctor`, `bench` and `convert`."""
+"""The program `wsigpu` with its commands `info`, `doctor`, `check`, `bench` and `convert`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; see `napari_wsigpu.cli.command.main`.
-
-    The probes of the doctor are modules of this package too, and need nothing of this.
-    """
+    """Run the command line; see `napari_wsigpu.cli.command.main`."""
+    # The doctor's probe processes import this package too and must start quickly, so the commands
+    # are imported only here.
     from napari_wsigpu.cli import command
 
     return command.main(arguments)

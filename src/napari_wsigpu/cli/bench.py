@@ -1,4 +1,4 @@
-"""The command ``wsigpu bench``: how fast each decoder of this machine reads a slide."""
+"""The command ``wsigpu bench``: measures how fast each decoder of this machine reads a slide."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from napari_wsigpu.cli.doctor import diagnose
-from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.model.errors import DeviceError, SlideError, TargetWriteError, TileError
-from napari_wsigpu.model.interrupt import noticed_interrupt
+from napari_wsigpu.codecs.compressions import storage_name
+from napari_wsigpu.model.errors import DeviceError, SlideError, TileError, write_errors
+from napari_wsigpu.model.interrupt import interrupt_event
 from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, _SubParsersAction
     from collections.abc import Iterator, Sequence
     from threading import Event
 
-    Pair = tuple[int, int]
+    from napari_wsigpu.model.geometry import Pair
 
+# (width, height) of regions in pixels, and the number of patches in a batch.
 VIEWPORT, PATCH, SWEEP = (1920, 1200), (256, 256), (2048, 2048)
 BATCH = 64
 MEMORIES = {"cpu": "host", "cuda": "GPU"}
+Row = dict[str, str | float | None]
 COLUMNS = {
     "viewport_median_ms": "viewport ms",
     "viewport_p95_ms": "p95 ms",
@@ -36,16 +39,27 @@ COLUMNS = {
     "megapixels_per_second": "sweep MP/s",
 }
 EPILOG = """\
-A viewport is a region of 1920 x 1200 at a random place of level 0, read with an empty cache (the
-median, and what 95 % do not exceed). Patches are regions of 256 x 256 at random places, read ahead
-in batches of 64, after each of which the cache is emptied. The sweep reads level 0 from its top,
-ahead, as far as it gets. The system keeps in memory what it has read of a file: the second time, no
-disk is measured.
+A viewport is a region of 1920 x 1200 pixels at a random location of level 0, read with an empty
+cache; the figures are the median and the 95th percentile. Patches are 256 x 256 pixels at
+random locations, read ahead in batches of 64; the cache is emptied after each batch. The sweep
+reads level 0 from the top until the time is up or the level is read. The operating system caches
+files, so a second run does not measure the disk.
 """
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to those of ``wsigpu``."""
+class Record(TypedDict):
+    """Results of all measurements, JSON-serializable."""
+
+    slide: str
+    size: tuple[int, int]
+    seconds: float
+    rows: list[Row]
+    no_gpu: str
+    failed_tiles: dict[str, str]
+
+
+def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the parser of this command."""
     parser = commands.add_parser(
         "bench",
         help="time viewports, patches and a sweep of a slide",
@@ -53,13 +67,17 @@ def add_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("slide", help="path of a slide")
-    parser.add_argument("--seconds", type=_seconds, default=5, help="for each measurement (5)")
-    parser.add_argument("--json", type=output_file, help="write figures and machine to this file")
+    parser.add_argument("--seconds", type=_seconds, default=5, help="duration of a measurement (5)")
+    parser.add_argument(
+        "--json",
+        type=output_file,
+        help="also write the figures and the doctor's findings to this file",
+    )
     parser.set_defaults(run=_run)
 
 
 def output_file(text: str) -> Path:
-    """Return the path of a file to write; what can't be one is an error of the command line."""
+    """Convert a command-line argument to the path of a file that can be written."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder")
@@ -69,7 +87,7 @@ def output_file(text: str) -> Path:
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text: the first column to the left, all others to the right."""
+    """Print a table; the first column is left-aligned, all others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     print(f"\n{title}")
     for row in (heads, ["-" * width for width in widths], *rows):
@@ -90,10 +108,12 @@ def _seconds(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        with noticed_interrupt() as interrupted:
+        with interrupt_event() as interrupted:
             record = _measure(options.slide, options.seconds, interrupted)
         if options.json is not None:
-            _write(options.json, record | {"machine": asdict(diagnose())})
+            report = {**record, "machine": asdict(diagnose())}
+            with write_errors(options.json):
+                options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         if record["failed_tiles"]:
             raise TileError(record["slide"], tuple(record["failed_tiles"].items()))
     except SlideError as error:
@@ -102,8 +122,8 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(path: str, seconds: float, interrupted: Event) -> dict[str, Any]:
-    """Measure all decoders and print the table; return the figures, JSON-serialisable."""
+def _measure(path: str, seconds: float, interrupted: Event) -> Record:
+    """Measure all decoders and print the table."""
     no_gpu = ""
     with open_slide(path, device="cpu") as slide:
         trial = _Trial(slide, "cpu", seconds, interrupted, {})
@@ -114,23 +134,29 @@ def _measure(path: str, seconds: float, interrupted: Event) -> dict[str, Any]:
             for device in MEMORIES:
                 trial = replace(trial, slide=on_gpu, device=device)
                 trial.warm_up()
-                decoder, why = on_gpu.decoder
+                decoder, reason = on_gpu.decoder
                 if device == "cpu" and decoder == rows[0]["decoder"]:
-                    no_gpu = why  # what the CPU decodes to the host was measured above
+                    no_gpu = reason  # decoding on the CPU to the host was measured above
                 else:
                     rows.append(trial.row())
     except DeviceError as error:
         no_gpu = str(error).partition(";")[0].removesuffix(".")
     print_table(_title(slide), ("decoder", *COLUMNS.values()), [_cells(row) for row in rows])
     if no_gpu:
-        print(f"not by a GPU: {no_gpu}")
-    facts = {"slide": slide.path, "size": slide.dimensions, "seconds": seconds}
-    return {**facts, "rows": rows, "no_gpu": no_gpu, "failed_tiles": trial.failed}
+        print(f"not decoded by a GPU: {no_gpu}")
+    return {
+        "slide": slide.path,
+        "size": slide.dimensions,
+        "seconds": seconds,
+        "rows": rows,
+        "no_gpu": no_gpu,
+        "failed_tiles": trial.failed,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Reads of a slide to a device; regions and batches with a damaged tile don't count."""
+    """Timed reads of a slide to a device. Regions and batches with damaged tiles do not count."""
 
     slide: Slide
     device: str
@@ -138,11 +164,11 @@ class _Trial:
     interrupted: Event
     failed: dict[str, str]
 
-    def row(self) -> dict[str, Any]:
-        """Measure all; a figure is None where damaged tiles left nothing to time."""
+    def row(self) -> Row:
+        """Run all measurements; a figure is None if damaged tiles left nothing to time."""
         milliseconds = self.time_viewports()
         median, p95 = np.percentile(milliseconds or 0, (50, 95)).tolist()
-        patches = self.rate(self.places(PATCH), self.fitting(PATCH), BATCH)
+        patches = self.rate(self.locations(PATCH), self.fitting(PATCH), BATCH)
         width, height = self.slide.dimensions
         columns, rows = math.ceil(width / SWEEP[0]), math.ceil(height / SWEEP[1])
         across, down = width // columns, height // rows
@@ -160,64 +186,65 @@ class _Trial:
 
     def warm_up(self) -> None:
         """Start the decoder, which may take seconds."""
-        self.time_viewport(next(self.places(VIEWPORT)))
+        self.time_viewport(next(self.locations(VIEWPORT)))
 
     def time_viewports(self) -> list[float]:
-        begin, milliseconds = time.perf_counter(), []
-        for place in self.places(VIEWPORT):
-            milliseconds += self.time_viewport(place)
-            if self.is_over(begin):
+        start, milliseconds = time.perf_counter(), []
+        for location in self.locations(VIEWPORT):
+            milliseconds += self.time_viewport(location)
+            if self.is_over(start):
                 break
         return milliseconds
 
-    def time_viewport(self, place: Pair) -> list[float]:
+    def time_viewport(self, location: Pair) -> list[float]:
+        """Return the time in ms as a list, which is empty if a tile is damaged."""
         self.slide.clear_cache()
-        begin = time.perf_counter()
+        start = time.perf_counter()
         try:
-            self.slide.read_region(place, self.fitting(VIEWPORT), device=self.device)
+            self.slide.read_region(location, self.fitting(VIEWPORT), device=self.device)
         except TileError as error:
             self.failed.update(error.failures)
             return []
-        return [(time.perf_counter() - begin) * 1e3]
+        return [(time.perf_counter() - start) * 1e3]
 
-    def rate(
-        self, places: Iterator[Pair], size: Pair, batch_size: int | None = None
-    ) -> float | None:
-        """Return how many regions are read a second, until time is up."""
-        self.slide.clear_cache()
-        rate, count, begin = None, 0, time.perf_counter()
+    def rate(self, locations: Iterator[Pair], size: Pair, batch: int | None = None) -> float | None:
+        """Read until time is up or the locations end; return regions per second, or None."""
+        slide = self.slide
+        slide.clear_cache()
+        rate, count, start = None, 0, time.perf_counter()
         while True:
             try:
-                for pixels in self.slide.read_regions(
-                    places, size, batch_size=batch_size, device=self.device
+                for pixels in slide.read_regions(
+                    locations, size, batch_size=batch, device=self.device
                 ):
-                    count += 1 if batch_size is None else len(pixels)
-                    rate = count / (time.perf_counter() - begin)
-                    if self.is_over(begin):
+                    count += 1 if batch is None else len(pixels)
+                    rate = count / (time.perf_counter() - start)
+                    if self.is_over(start):
                         break
-                    if batch_size is not None:  # or all of a small slide would soon be at hand
-                        self.slide.clear_cache()
+                    if batch is not None:  # the cache would soon hold a whole small slide
+                        slide.clear_cache()
                 return rate
-            except TileError as error:  # what was read ahead is lost; the next places follow
+            except TileError as error:  # go on with the locations that are left
                 self.failed.update(error.failures)
-                if self.is_over(begin):
+                if self.is_over(start):
                     return rate
 
     def fitting(self, size: Pair) -> Pair:
+        """Return a size limited to the slide's size."""
         width, height = self.slide.dimensions
         return min(size[0], width), min(size[1], height)
 
-    def places(self, size: Pair) -> Iterator[Pair]:
-        """Yield random places of regions, the same ones each time."""
+    def locations(self, size: Pair) -> Iterator[Pair]:
+        """Yield random locations of regions, the same ones in each run."""
         choose = random.Random(0)
         (width, height), (across, down) = self.slide.dimensions, self.fitting(size)
         while True:
             yield choose.randint(0, width - across), choose.randint(0, height - down)
 
-    def is_over(self, begin: float) -> bool:
+    def is_over(self, start: float) -> bool:
         if self.interrupted.is_set():
             raise KeyboardInterrupt
-        return time.perf_counter() - begin >= self.seconds
+        return time.perf_counter() - start >= self.seconds
 
 
 def _title(slide: Slide) -> str:
@@ -228,16 +255,7 @@ def _title(slide: Slide) -> str:
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     values = (row[name] for name in COLUMNS)
     name = f"{row['decoder']}, to {row['memory']} memory"
     return [name, *("-" if value is None else f"{value:,.1f}" for value in values)]
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TargetWriteError(
-            f"'{path}' can't be written ({error.strerror or error}); give another file."
-        ) from None

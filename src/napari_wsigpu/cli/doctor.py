@@ -1,7 +1,7 @@
-"""What this machine has to decode slides with: the command ``wsigpu doctor``.
+"""The command ``wsigpu doctor``: shows what can decode slides on this machine.
 
-What a CUDA library can do is found by using it, in a process of its own: a library that
-prints, hangs or crashes there becomes a line of the report.
+The doctor tries each CUDA library in a separate process. If the library hangs or crashes, the
+report says so; the library's own output is kept out of the report.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__, native
 from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
-from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
+from napari_wsigpu.codecs.compressions import COMPRESSIONS, storage_name
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
-from napari_wsigpu.gpu.jpeg.codestream import recipe
+from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
@@ -36,23 +36,26 @@ if TYPE_CHECKING:
 
     SlideRoutes = dict["Route", list[int]]
 
-OLDEST_CUDA = 12000
-WHEELS = {  # for CUDA 12, for CUDA 13, what it does through nvImageCodec
+OLDEST_CUDA = 12000  # in the driver's notation: 1000 * major + 10 * minor
+WHEELS = {  # wheels for CUDA 12 and 13; abilities of nvImageCodec that need it
     "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE, HYBRID}),
     "nvJPEG2000": ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13", {JPEG2000}),
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
     "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
 }
-WITHOUT_NVJPEG2000 = "nvJPEG2000 is missing or does not work: the CPU decodes HT and several tiles"
+WITHOUT_NVJPEG2000 = (
+    "nvJPEG2000 is missing or does not work: the CPU decodes code streams with HT or several tiles"
+)
 JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for.
+    """Result of looking for one piece of software or hardware.
 
-    Its `version` is None where it is missing; `works` is what was tried with it and worked,
-    `reason` why it can't be used, `advice` what to do about that.
+    `version` is None if it is missing, `note` adds a detail, `works` lists the abilities that were
+    tried successfully, `reason` states why it cannot be used, and `advice` states the remedy or the
+    consequence.
     """
 
     name: str
@@ -65,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One CUDA device, its memory in bytes."""
+    """One CUDA device; `memory` is in bytes."""
 
     name: str
     memory: int
@@ -74,7 +77,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver, the CUDA version it supports, and why it can't be used."""
+    """The NVIDIA driver, its CUDA version and devices; `reason` states why it cannot be used."""
 
     version: str | None = None
     cuda: str | None = None
@@ -84,7 +87,10 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What decodes an encoding; where it is the CPU, why or by what."""
+    """The decoder of an encoding.
+
+    `reason` names the library, or states why no GPU is used or which images still need the CPU.
+    """
 
     encoding: str
     decoder: str
@@ -93,7 +99,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found on this machine; routes of JPEG, of JPEG 2000, of the rest."""
+    """All findings of this machine; `routes` are for JPEG, JPEG 2000 and all other encodings."""
 
     software: tuple[Finding, ...]
     driver: Driver
@@ -102,19 +108,19 @@ class Report:
 
 
 def report(slides: Iterable[str], *, as_json: bool) -> int:
-    """Print what was found, and what decodes each of some slides.
+    """Print the findings and the decoders of the given slides.
 
     Parameters
     ----------
     slides : iterable of str
-        Paths.
+        Paths of slides.
     as_json : bool
-        Whether machines read it.
+        Whether to print JSON instead of text.
 
     Returns
     -------
     int
-        Exit status: 0, or 1 if a slide can't be opened, which is said on standard error.
+        Exit status: 0, or 1 if a slide can't be opened (the error is printed on standard error).
     """
     found = diagnose()
     status, routes = 0, {}
@@ -129,7 +135,7 @@ def report(slides: Iterable[str], *, as_json: bool) -> int:
 
 
 def diagnose() -> Report:
-    """Find what this machine has, and what decodes what on it."""
+    """Find all decoders of this machine, and the decoder that is used for each encoding."""
     driver = find_driver()
     cupy, codec = find_cupy(driver), find_nvimagecodec(driver)
     others = find_kvikio(driver), find_connections(), find_display(driver)
@@ -137,11 +143,11 @@ def diagnose() -> Report:
     return Report(find_software(), driver, cuda, find_routes(driver, cupy, codec))
 
 
-# What is there
+# Search
 
 
 def find_software() -> tuple[Finding, ...]:
-    """Find what decodes on the CPU."""
+    """Find this package, the CPU decoders and napari."""
     jpeg, jpeg2000 = map(_codec_version, (imagecodecs.jpeg8_version, imagecodecs.jpeg2k_version))
     return (
         Finding("napari-wsigpu", __version__),
@@ -150,11 +156,27 @@ def find_software() -> tuple[Finding, ...]:
         Finding("imagecodecs", imagecodecs.__version__, f"{jpeg}, {jpeg2000}"),
         Finding("CPU cores", str(os.cpu_count() or 1)),
         find_core(),
+        find_napari(),
     )
 
 
+def find_napari() -> Finding:
+    """Find napari, and the private attributes for drawing that this version lacks."""
+    version = _wheel_version("napari")
+    if version is None:
+        return Finding("napari", None, 'for the viewer: pip install "napari-wsigpu[all]"')
+    found = run_probe("probe", "napari_wsigpu.viewer.napari_internals")
+    if found.get("reason"):
+        return Finding("napari", version, f"not tried: {found['reason']}")
+    if not found["missing"]:
+        return Finding("napari", version, "draws slides while their tiles are decoded")
+    names, losses = ", ".join(found["missing"]), dict.fromkeys(found["missing"].values())
+    advice = f"slides are shown correctly, but {'; '.join(losses)}"
+    return Finding("napari", version, reason=f"this version lacks {names}", advice=advice)
+
+
 def find_core() -> Finding:
-    """Find the native core, or why tiles are decoded without it."""
+    """Find the native core, or the reason why it is missing."""
     name = "native core:"
     if native.available:
         return Finding(name, native.reason)
@@ -163,9 +185,9 @@ def find_core() -> Finding:
 
 
 def find_driver() -> Driver:
-    """Ask the NVIDIA driver for its versions and devices."""
+    """Query the NVIDIA driver's versions and devices."""
     try:
-        return _ask_driver(load_library("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
+        return _query_driver(load_library("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
     except (OSError, AttributeError) as error:
         if isinstance(error, FileNotFoundError) or "no such file" in str(error).lower():
             return Driver(reason="no NVIDIA driver was found")
@@ -173,7 +195,7 @@ def find_driver() -> Driver:
 
 
 def find_cupy(driver: Driver) -> Finding:
-    """Find CuPy and run a kernel with it."""
+    """Find CuPy and try a kernel."""
     finding = _find("CuPy", "cupy-cuda{}x", "probe_cupy", driver, _extra(driver))
     if finding.reason and finding.note:
         return replace(finding, advice=f'pip install "cupy-cuda{_generation(driver)}x[ctk]"')
@@ -181,15 +203,15 @@ def find_cupy(driver: Driver) -> Finding:
 
 
 def find_nvimagecodec(driver: Driver) -> Finding:
-    """Find nvImageCodec and decode with it."""
+    """Find nvImageCodec and try to decode with it."""
     wheel = "nvidia-nvimgcodec-cu{}"
     return _find("nvImageCodec", wheel, "probe_nvimagecodec", driver, _extra(driver))
 
 
 def find_kvikio(driver: Driver) -> Finding:
-    """Find kvikio and read a file with it; say whether that is GPUDirect Storage, and why not."""
-    wanted = '"napari-wsigpu[gds]"' if _generation(driver) == "12" else "kvikio-cu13"
-    finding = _find("kvikio", "kvikio-cu{}", "probe_kvikio", driver, f"pip install {wanted}")
+    """Find kvikio, try to read a file with it, and check whether GPUDirect Storage is used."""
+    wheel = '"napari-wsigpu[gds]"' if _generation(driver) == "12" else "kvikio-cu13"
+    finding = _find("kvikio", "kvikio-cu{}", "probe_kvikio", driver, f"pip install {wheel}")
     if finding.works:
         return finding
     notes = finding.note, f"GPUDirect Storage: off, {driver.reason or finding.reason}"
@@ -197,14 +219,14 @@ def find_kvikio(driver: Driver) -> Finding:
 
 
 def find_wheels(driver: Driver, codec: Finding) -> Iterator[Finding]:
-    """Find the libraries behind nvImageCodec."""
+    """Find the libraries that nvImageCodec uses."""
     for name, (wheel12, wheel13, abilities) in WHEELS.items():
         wheel = wheel12 if _generation(driver) == "12" else wheel13
         version = _wheel_version(wheel)
         if version is not None:
             yield Finding(name, version)
         elif abilities & set(codec.works):
-            yield Finding(name, None, "no wheel, but it works")
+            yield Finding(name, None, "works without the wheel")
         elif not driver.devices:
             yield Finding(name, None, f"for NVIDIA GPUs: pip install {wheel}")
         else:
@@ -213,56 +235,53 @@ def find_wheels(driver: Driver, codec: Finding) -> Iterator[Finding]:
 
 
 def find_connections() -> Finding:
-    """Find how many queues of work CUDA may open."""
+    """Check the number of hardware work queues that CUDA may open."""
     value = os.environ.get(CONNECTIONS)
     if value in (None, "32"):
         return Finding(CONNECTIONS, value or "not set")
     reason = f"nvJPEG2000 is fastest with {CONNECTIONS}=32"
-    return Finding(CONNECTIONS, value, reason=reason, advice="set it so, or unset it")
+    return Finding(CONNECTIONS, value, reason=reason, advice="set it to 32, or unset it")
 
 
 def find_display(driver: Driver) -> Finding:
-    """Find whether pictures that the GPU decodes are shown without visiting the host."""
+    """Find out whether OpenGL can draw from GPU memory without a copy to the host."""
     if not driver.devices:
-        return Finding("OpenGL", "not asked", "slides are drawn on the host")
-    found = run_probe("probe", "napari_wsigpu.viewer.texture")
+        return Finding("OpenGL", "not tried", "slides are drawn on the host")
+    found = run_probe("probe", "napari_wsigpu.viewer.drawing.texture")
     reason, version = found["reason"], found.get("version")
     if not reason:
-        return Finding("OpenGL", version, "shows what the GPU decodes without a copy to the host")
-    advice = "that takes longer"
-    return Finding(
-        "OpenGL", version, reason=f"slides are drawn on the host: {reason}", advice=advice
-    )
+        return Finding("OpenGL", version, "draws from GPU memory, without a copy to the host")
+    reason = f"slides are drawn on the host: {reason}"
+    return Finding("OpenGL", version, reason=reason, advice="drawing is slower")
 
 
 def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, Route, Route]:
-    """Say what decodes JPEG, JPEG 2000, and the rest."""
-    against = driver.reason or cupy.reason or codec.reason
-    works = () if against else codec.works
-    nothing = "nvImageCodec decodes none here; {} is missing or does not work"
-    jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", against or nothing.format("nvJPEG"))
+    """Return the decoders of JPEG, JPEG 2000 and all other encodings."""
+    obstacle = driver.reason or cupy.reason or codec.reason
+    works = () if obstacle else codec.works
+    no_jpeg = "nvImageCodec can't decode JPEG: nvJPEG is missing or does not work"
+    jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", obstacle or no_jpeg)
     if HYBRID in works:
         jpeg = Route(jpeg.encoding, "hybrid, NVIDIA GPU and CPU")
     if HARDWARE in works and os.environ.get(JPEG_ENGINE) != "hybrid":
         jpeg = Route(jpeg.encoding, "NVIDIA hardware engine")
-    jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", against)
-    if not against:  # our kernels, of which CuPy was seen to compile and run one
-        forms = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
-        jpeg2000 = Route(
-            jpeg2000.encoding, "NVIDIA GPU and CPU, whichever is measured faster", forms
-        )
-    others = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000}
-    names = [entry.name for entry in COMPRESSIONS if others.isdisjoint(entry.codes)]
+    jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", obstacle)
+    if not obstacle:  # CUDA kernels of this package decode it, and CuPy can run kernels
+        exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
+        faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
+        jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
+    listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000}
+    names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
     return jpeg, jpeg2000, Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
 
 
 def find_slide_routes(path: str, found: Report) -> SlideRoutes:
-    """Say what decodes which stored levels of a slide.
+    """Map each route of a slide to the numbers of the stored levels that it decodes.
 
     Raises
     ------
     SlideError
-        If it can't be opened.
+        If the slide can't be opened.
     """
     routes: SlideRoutes = {}
     with open_slide(path, device="cpu") as slide:
@@ -279,7 +298,7 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     colors = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
     colors = f", {colors}" if encoding.compression == COMPRESSION.JPEG else ""
     name = f"{storage_name(level)}{colors}, {level.channels} x {level.dtype}"
-    how = recipe(level)
+    how = recipe_for(level)
     if level.library is not None:
         return Route(name, level.library.name, str(how))
     if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
@@ -289,15 +308,15 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     return replace(found.routes[0 if how.kind == "jpeg" else 1], encoding=name)
 
 
-# How it is found
+# Details of the search
 
 
-def load_library(name: str) -> Any:
-    """Load a shared library."""
+def load_library(name: str) -> ctypes.CDLL:
+    """Load a shared library; tests replace this function."""
     return ctypes.CDLL(name)
 
 
-def _ask_driver(cuda: Any) -> Driver:
+def _query_driver(cuda: ctypes.CDLL) -> Driver:
     supported, count, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
     cuda.cuDriverGetVersion(ctypes.byref(supported))
     versions = _driver_version(), cuda_version(supported.value)
@@ -309,14 +328,16 @@ def _ask_driver(cuda: Any) -> Driver:
             reason += f"; CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}'"
         return Driver(*versions, reason=f"CUDA does not start ({reason})")
     cuda.cuDeviceGetCount(ctypes.byref(count))
-    devices = tuple(_ask_device(cuda, index) for index in range(count.value))
-    reason = "" if devices else "the NVIDIA driver shows no device"
+    devices = tuple(_query_device(cuda, index) for index in range(count.value))
+    reason = "" if devices else "the NVIDIA driver reports no device"
     if supported.value < OLDEST_CUDA:
-        reason = f"the NVIDIA driver supports CUDA {versions[1]}, update it to one for CUDA 12"
+        reason = (
+            f"the NVIDIA driver supports only CUDA {versions[1]} and must be updated for CUDA 12"
+        )
     return Driver(*versions, devices, reason)
 
 
-def _ask_device(cuda: Any, index: int) -> Device:
+def _query_device(cuda: ctypes.CDLL, index: int) -> Device:
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
     cuda.cuDeviceGet(ctypes.byref(device), index)
@@ -365,7 +386,7 @@ def _wheel_version(*names: str) -> str | None:
 
 
 def _generation(driver: Driver) -> str:
-    """Return the CUDA generation whose wheels are wanted, "12" or "13"."""
+    """Return the CUDA generation whose wheels fit this machine, "12" or "13"."""
     newest = driver.cuda is None or int(driver.cuda.partition(".")[0]) >= 13
     if newest and _wheel_version("nvidia-nvimgcodec-cu12") is None:
         return "13" if driver.cuda or _wheel_version("nvidia-nvimgcodec-cu13") else "12"
@@ -378,7 +399,7 @@ def _extra(driver: Driver) -> str:
     return f'pip install "napari-wsigpu[cuda{_generation(driver)}]"'
 
 
-# How it is said
+# Output
 
 
 def _as_json(found: Report, slides: dict[str, SlideRoutes]) -> str:
@@ -395,7 +416,7 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
         yield f"{finding.name:<14} {finding.version or 'not found'}{note}"
         if finding.reason:
             yield f"  {finding.reason}; {finding.advice}."
-    yield "\nWhat decodes what"
+    yield "\nDecoders"
     yield from (f"  {_route_text(route)}" for route in found.routes)
     for path, routes in slides.items():
         yield f"\n{path}"

@@ -1,4 +1,4 @@
-"""What is tried in a process of its own, which may crash or hang: CuPy, nvImageCodec, kvikio."""
+"""Probes of CuPy, nvImageCodec and kvikio, each run in its own process: it may crash or hang."""
 
 from __future__ import annotations
 
@@ -10,50 +10,63 @@ import tempfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypedDict, cast
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-PROBE_SECONDS = 120
+PROBE_SECONDS = 120  # a probe that takes longer counts as hung
 HARDWARE, HYBRID, JPEG2000 = "hardware JPEG", "hybrid JPEG", "JPEG 2000"
 BACKENDS = {HARDWARE: "HW_GPU_ONLY", HYBRID: "HYBRID_CPU_GPU", JPEG2000: "GPU_ONLY"}
 ADD_ONE = 'extern "C" __global__ void add_one(int* number) { *number += 1; }'
 
 
-def run_probe(name: str, module: str = __name__) -> dict[str, Any]:
-    """Run one of the probes below, or of another module, in a process of its own."""
-    code = f"import {module}, {__name__}; {__name__}.answer({module}.{name})"
+class Answer(TypedDict, total=False):
+    """Result of a probe; `reason` says why it failed and is empty if it succeeded.
+
+    `missing` holds the private attributes that napari lacks, and the effect of each.
+    """
+
+    version: str
+    note: str
+    works: list[str]
+    missing: dict[str, str]
+    reason: str
+
+
+def run_probe(name: str, module: str = __name__) -> Answer:
+    """Run a probe of this module, or of another one, in a separate process."""
+    code = f"from {__name__} import answer; answer({module!r}, {name!r})"
     command = [sys.executable, "-P", "-c", code]
     environment = {**os.environ, "PYNVIMGCODEC_VERBOSITY": "0"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"reason": getattr(error, "strerror", "") or f"no answer in {PROBE_SECONDS} s"}
+    # The answer is the last line of JSON: libraries may print before and after it.
     for line in reversed(done.stdout.splitlines()):
-        with suppress(ValueError, TypeError):
-            return {"reason": "", **json.loads(line)}
-    said = done.stderr.decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return cast("Answer", {"reason": "", **found})
+    output = done.stderr.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(output) if line.strip()), "it printed nothing")
     return {"reason": f"its process ended with status {done.returncode}: {last}"}
 
 
-def answer(probe: Callable[[], dict[str, Any]]) -> None:
-    """Print as JSON what a probe finds, or why it fails."""
+def answer(module: str, name: str) -> None:
+    """Run a probe of a module; print its findings, or the reason why it failed, as JSON."""
     try:
-        found = probe()
+        found: Answer = getattr(import_module(module), name)()
     except Exception as error:
         found = {"reason": _cause(error)}
     print(json.dumps(found), flush=True)
 
 
-def probe_cupy() -> dict[str, Any]:
+def probe_cupy() -> Answer:
     """Compile and run a kernel."""
     cupy = import_module("cupy")
     note = f"CUDA runtime {cuda_version(cupy.cuda.runtime.runtimeGetVersion())}"
-    found = {"version": cupy.__version__, "note": note}
+    found: Answer = {"version": cupy.__version__, "note": note}
     try:
         number = cupy.full(1, 41, np.int32)
         cupy.RawKernel(ADD_ONE, "add_one")((1,), (1,), (number,))
@@ -64,8 +77,8 @@ def probe_cupy() -> dict[str, Any]:
     return {**found, "note": f"{note}, NVRTC {nvrtc}", "works": ["kernels"]}
 
 
-def probe_nvimagecodec() -> dict[str, Any]:
-    """Decode a small JPEG and a small JPEG 2000 code stream with each kind of backend."""
+def probe_nvimagecodec() -> Answer:
+    """Decode a small JPEG or JPEG 2000 code stream with each backend that slides need."""
     import imagecodecs
 
     nvimgcodec = import_module("nvidia.nvimgcodec")
@@ -88,7 +101,7 @@ def probe_nvimagecodec() -> dict[str, Any]:
     return {"version": nvimgcodec.__version__, "note": note, "works": works, "reason": reason}
 
 
-def probe_kvikio() -> dict[str, Any]:
+def probe_kvikio() -> Answer:
     """Read a small file into device memory."""
     from napari_wsigpu.gpu.transfer.gds import GDS, gds_state
 
@@ -101,12 +114,12 @@ def probe_kvikio() -> dict[str, Any]:
     state = gds_state()
     note = "GPUDirect Storage: on" if state.direct else f"GPUDirect Storage: off, {state.reason}"
     if os.environ.get(GDS) == "off":
-        note += f"; slides are read without it, as {GDS} says"
+        note += f"; slides are read without it because of {GDS}=off"
     return {"version": state.version, "note": note, "works": ["read", "GDS"][: 1 + state.direct]}
 
 
 def cuda_version(number: int) -> str:
-    """Return the version that CUDA gives as a number."""
+    """Format CUDA's version number, 1000 * major + 10 * minor."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

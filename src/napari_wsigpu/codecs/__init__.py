@@ -1,1 +1,1 @@
-"""How encoded bytes become pixels."""
+"""Decoding of tiles on the CPU, and code that the decoders on all devices share."""

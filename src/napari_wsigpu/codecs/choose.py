@@ -1,4 +1,4 @@
-"""Which decoder on the CPU decodes a slide."""
+"""Choice of the CPU decoder for a slide."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 def choose_decoder(
-    layout: SlideLayout, threads: int | None = None, given: CpuDecoder | None = None
+    layout: SlideLayout, threads: int | None = None, decoder: CpuDecoder | None = None
 ) -> CpuDecoder:
-    """Return a decoder on the CPU for all levels of a slide: the one that is given, or a new one.
+    """Return `decoder`, or a new one by default, if it supports all levels of a slide.
 
     Raises
     ------
     DeviceError
-        If the number of threads is not a whole one of at least 1.
+        If `threads` is not an integer of at least 1.
     UnsupportedSlideError
-        If no decoder can read the slide's tiles.
+        If the decoder does not support the slide's tiles.
     """
     if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise DeviceError(f"threads is {threads!r}; it has to be a whole number >= 1.")
+        raise DeviceError(f"threads is {threads!r}; it must be an integer >= 1.")
     native.warn_if_missing()
-    decoder = given or CpuDecoder(None if threads is None else threads - 1)
+    decoder = decoder or CpuDecoder(None if threads is None else threads - 1)
     for image in chain.from_iterable(level.stored for level in layout.levels):
-        reason_against = decoder.refusal(image)
-        if reason_against is not None:
+        reason = decoder.refusal(image)
+        if reason is not None:
             raise UnsupportedSlideError(
-                f"'{layout.path}' can't be decoded: {reason_against}; "
+                f"'{layout.path}' can't be decoded: {reason}; "
                 "convert it to JPEG, deflate or zstd tiles."
             )
     return decoder

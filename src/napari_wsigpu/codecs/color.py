@@ -1,7 +1,8 @@
-"""Embedded ICC profiles: pixels as their scanner stored them become sRGB.
+"""Embedded ICC profiles: conversion of pixels from the scanner's color space to sRGB.
 
-LittleCMS says what each of the 256^3 colours becomes. This table makes the same pixels as
-LittleCMS, bit by bit, on the CPU and on devices, and is three to five times faster than it.
+LittleCMS converts each of the 256^3 colors once to fill a table. Looking colors up in the table is
+three to five times faster than LittleCMS and gives exactly the same pixels, on the CPU and on
+devices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import imagecodecs
 import numpy as np
@@ -22,55 +23,56 @@ from napari_wsigpu.model.errors import RegionError, UnsupportedSlideError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import ByteArray, Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-    Place = tuple[int, int]
+    ByteRange = tuple[int, int]
 
 Color = Literal["stored", "srgb"]
 
 COLORS = 1 << 24
 SLABS = 16
-PIXELS_AT_ONCE = 1 << 18
+PIXELS_AT_ONCE = 1 << 18  # limits the memory that a lookup takes
 LARGEST_PROFILE = 32 << 20
+# Size of the header, rendering intents and profile classes (ICC.1:2022, section 7.2).
 HEADER_BYTES = 128
 RELATIVE_COLORIMETRIC, LAST_INTENT = 1, 3
 CLASSES = (b"scnr", b"mntr", b"prtr", b"spac")
 
 
 class ColorTable:
-    """What each colour becomes.
+    """Table of converted colors.
 
     Parameters
     ----------
     convert : callable
-        Converts pixels of shape (height, width, 3); is called from several threads.
+        Converts pixels, shape (height, width, 3); several threads call it at the same time.
 
     Attributes
     ----------
     colors : ndarray of uint32, shape (256**3,)
-        The new red, green and blue, from the lowest byte on, of each colour in that order.
+        Converted color for each stored color. In both the index and the value, red is the lowest
+        byte, then green, then blue.
     """
 
-    def __init__(self, convert: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> None:
+    def __init__(self, convert: Callable[[ByteArray], ByteArray]) -> None:
         self.colors = np.arange(COLORS, dtype="<u4")
         pixels = self.colors.view(np.uint8).reshape(SLABS, 256, -1, 4)
 
-        def fill(slab: NDArray[np.uint8]) -> None:
+        def fill(slab: ByteArray) -> None:
             slab[..., :3] = convert(np.ascontiguousarray(slab[..., :3]))
 
         with ThreadPoolExecutor(min(SLABS, os.cpu_count() or 1), "wsigpu-color") as pool:
             for _ in pool.map(fill, pixels):
                 pass
 
-    def recolored(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return pixels in their new colours; an alpha channel stays as it is.
+    def recolored(self, pixels: ByteArray) -> ByteArray:
+        """Return pixels with converted colors and unchanged alpha.
 
         Parameters
         ----------
-        pixels : ndarray, shape (..., 3 or 4)
-            Is written over if it is contiguous.
+        pixels : ndarray of uint8, shape (..., 3 or 4)
+            Overwritten and returned if contiguous.
         """
         pixels = np.ascontiguousarray(pixels)
         flat = pixels.reshape(-1, pixels.shape[-1])
@@ -81,16 +83,17 @@ class ColorTable:
                 part[:, channel] = colors[:, channel]
         return pixels
 
-    def background(self, value: float, channels: int) -> NDArray[np.uint8]:
-        """Return what a pixel of that value in all channels becomes, shape (channels,)."""
+    def background(self, value: float, channels: int) -> ByteArray:
+        """Return the converted color of a pixel with this value in all channels."""
         return self.recolored(np.full((1, channels), value, np.uint8)).reshape(channels)
 
 
-def _indices(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the place of each pixel's colour in the table."""
+def _indices(pixels: ByteArray) -> Integers:
+    """Return the index of each pixel's color in the table."""
     count, channels = pixels.shape
     indices = np.empty(count, np.int64)
-    # Four bytes from each pixel on, of which the fourth is of no use: the last has none.
+    # The strided view reads 4 bytes from the start of each pixel, and the mask below removes the
+    # fourth one. The last pixel is read separately: its fourth byte would be beyond the array.
     indices[:-1] = np.ndarray((count - 1,), "<u4", pixels.data, 0, (channels,))
     indices[-1] = int.from_bytes(pixels[-1, :3].tobytes(), "little")
     indices &= COLORS - 1
@@ -98,22 +101,22 @@ def _indices(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 class ColorProfile:
-    """The ICC profile of a picture of 8-bit RGB.
+    """ICC profile of an 8-bit RGB image.
 
-    The rendering intent is the profile's own, which is also what OpenSlide's documentation does;
-    relative colorimetric if it has none. Black points are not compensated.
+    Pixels are converted without black point compensation. The rendering intent is the profile's, as
+    OpenSlide's documentation recommends, or relative colorimetric if the profile has no valid one.
 
     Parameters
     ----------
     data : bytes
         The profile.
     name : str
-        What it belongs to, for messages.
+        Name of the image, for messages.
 
     Raises
     ------
     UnsupportedSlideError
-        If it is damaged or not for RGB pixels.
+        If the profile is damaged or not for RGB pixels.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -131,9 +134,9 @@ class ColorProfile:
         except RuntimeError:
             raise _refusal(name, "its ICC profile is damaged") from None
 
-    def convert(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return pixels, shape (height, width, 3), as LittleCMS converts them to sRGB."""
-        converted: NDArray[np.uint8] = imagecodecs.cms_transform(
+    def convert(self, pixels: ByteArray) -> ByteArray:
+        """Convert pixels, shape (height, width, 3), to sRGB with LittleCMS."""
+        return imagecodecs.cms_transform(
             pixels,
             self._data,
             srgb_profile(),
@@ -143,12 +146,11 @@ class ColorProfile:
             outplanar=False,
             intent=self._intent,
         )
-        return converted
 
     def table(self) -> ColorTable:
-        """Return what each colour becomes; made once for all slides that have this profile.
+        """Return the color table, which all slides with the same profile share.
 
-        It takes 64 MiB, and some tenths of a second to make.
+        A table takes 64 MiB, and creating one takes a few tenths of a second.
         """
         with _tables_lock:
             table = _tables.get(self._data)
@@ -162,7 +164,7 @@ _tables_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Take a new lock in a process that was forked: the old one's holder may not be there."""
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
     global _tables_lock
     _tables_lock = threading.Lock()
 
@@ -173,52 +175,52 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def srgb_profile() -> bytes:
-    """Return an ICC profile of sRGB."""
-    profile: bytes = imagecodecs.cms_profile("srgb")
-    return profile
+    """Return an ICC profile for sRGB."""
+    return imagecodecs.cms_profile("srgb")
 
 
-def profile_size(place: Place | bytes) -> int:
-    """Return the bytes of a profile of which the place is known, or that is at hand."""
-    return len(place) if isinstance(place, bytes) else place[1]
+def profile_size(location: ByteRange | bytes) -> int:
+    """Return the size of a profile in bytes, given its (offset, length) or the profile itself."""
+    return len(location) if isinstance(location, bytes) else location[1]
 
 
 @dataclass(eq=False, repr=False)
 class EmbeddedProfile:
-    """The profile of a slide or of a picture that travels with it, read when first needed.
+    """The profile of a slide or associated image, read when it is first needed.
 
     Parameters
     ----------
     name : str
-        What it belongs to, for messages.
+        Name of the slide or image, for messages.
     image : LevelLayout
-        The pixels that it is for.
-    rgb : bool
-        Whether these are red, green, blue (and alpha).
-    place : tuple of (int, int), bytes or None
-        Offset and length of the profile in the file, or the profile itself.
+        The image to which the profile applies.
+    location : tuple of (int, int), bytes or None
+        Offset and length of the profile in the file, the profile itself, or None if there is none.
     read : callable
-        Returns the bytes of such a place.
+        Returns the profile, given its location.
+    rgb : bool
+        Whether the channels of the image are red, green and blue (and alpha).
     """
 
     _name: str
     _image: LevelLayout
-    _place: Place | bytes | None
-    _read: Callable[[Place | bytes], bytes]
+    _location: ByteRange | bytes | None
+    _read: Callable[[ByteRange | bytes], bytes]
     rgb: bool
+    # Guards the two fields below; held during the read, so that the profile is read once.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _profile: ColorProfile | None = field(default=None, init=False)
     _table: ColorTable | None = field(default=None, init=False)
 
     def data(self) -> bytes | None:
-        """Return the profile as it is stored; None if there is none.
+        """Return the bytes of the profile; None if there is none.
 
         Raises
         ------
         SlideError
             If the file can't be read.
         """
-        return None if self._place is None else self._read(self._place)
+        return None if self._location is None else self._read(self._location)
 
     def profile(self) -> ColorProfile:
         """Return the profile.
@@ -226,7 +228,7 @@ class EmbeddedProfile:
         Raises
         ------
         UnsupportedSlideError
-            If there is none that can be applied.
+            If there is no profile, or it can't be applied to the image.
         SlideError
             If the file can't be read.
         """
@@ -239,24 +241,24 @@ class EmbeddedProfile:
         image = self._image
         if not self.rgb or image.dtype != np.uint8 or image.channels not in (3, 4):
             raise _refusal(self._name, "its pixels are not 8-bit RGB")
-        if self._place is None:
+        if self._location is None:
             raise _refusal(self._name, "it has no ICC profile")
-        if profile_size(self._place) > LARGEST_PROFILE:
+        if profile_size(self._location) > LARGEST_PROFILE:
             limit = LARGEST_PROFILE >> 20
             raise _refusal(self._name, f"its ICC profile is larger than {limit} MiB")
-        return ColorProfile(self._read(self._place), self._name)
+        return ColorProfile(self._read(self._location), self._name)
 
     def table(self, color: Color) -> ColorTable | None:
-        """Return the table for pixels of that colour; None if they are to stay as stored.
+        """Return the table that converts to a color space; None for stored colors.
 
         Raises
         ------
         RegionError
-            If there is no such colour.
+            If `color` is neither 'stored' nor 'srgb'.
         SlideError
-            As `profile` does.
+            If `profile` raises it.
         """
-        if not wants_srgb(color):
+        if not is_srgb(color):
             return None
         profile = self.profile()
         with self._lock:
@@ -264,33 +266,32 @@ class EmbeddedProfile:
                 self._table = profile.table()
             return self._table
 
-    def converted(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return pixels, shape (height, width, 3 or 4), in sRGB without making a table."""
+    def converted(self, pixels: ByteArray) -> ByteArray:
+        """Convert pixels, shape (height, width, 3 or 4), to sRGB without creating a table."""
         converted = pixels.copy()
         converted[..., :3] = self.profile().convert(np.ascontiguousarray(pixels[..., :3]))
         return converted
 
     def release(self) -> None:
-        """Let go of the table; what needs it next takes it again."""
+        """Release the table; the next call of `table` gets it again."""
         with self._lock:
             self._table = None
 
 
 def _refusal(name: str, reason: str) -> UnsupportedSlideError:
     return UnsupportedSlideError(
-        f"{name} can't be shown in sRGB, because {reason}; its colours are available as they are "
-        "stored."
+        f"{name} can't be converted to sRGB, because {reason}; use its stored colors."
     )
 
 
-def wants_srgb(color: Any) -> bool:
-    """Whether pixels are to be converted.
+def is_srgb(color: str) -> bool:
+    """Whether a color space is 'srgb' rather than 'stored'.
 
     Raises
     ------
     RegionError
-        If that is no colour that there is.
+        If `color` is neither 'stored' nor 'srgb'.
     """
     if color not in ("stored", "srgb"):
-        raise RegionError(f"There is no color {color!r}; use 'stored' or 'srgb'.")
-    return bool(color == "srgb")
+        raise RegionError(f"Color {color!r} is not supported; use 'stored' or 'srgb'.")
+    return color == "srgb"

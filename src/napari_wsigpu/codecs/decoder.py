@@ -1,29 +1,27 @@
-"""Encoded tiles, and the interface of what decodes them: on the CPU, or on a device."""
+"""Batches of encoded tiles, and the interface of the decoders on the CPU and on devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from napari_wsigpu.storage.source import NO_REASONS, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.storage.source import Buffer, Fill, JoinedBytes, LaterReads
-
-Slots = TypeVar("Slots", contravariant=True)
+    from napari_wsigpu.storage.source import Buffer, DeferredReads, Fill, JoinedBytes
 
 
 class EncodedTile(NamedTuple):
-    """One tile's encoded bytes, one segment a plane (None where the file has none).
+    """The encoded bytes of a tile: one segment per plane, None for a missing one.
 
-    Instead of them, `fill` may read its samples as they are to be right into its memory.
+    Uncompressed tiles may have a `fill` function instead, which reads the samples straight into
+    the tile's memory.
     """
 
     level: LevelLayout
@@ -34,48 +32,46 @@ class EncodedTile(NamedTuple):
     fill: Fill | None = None
 
 
-class EncodedBatch(Sequence["EncodedTile"]):
-    """Encoded tiles of one level in one buffer.
+class EncodedBatch:
+    """Encoded tiles of one level in one buffer, or functions that read them on demand.
 
     Parameters
     ----------
     level : LevelLayout
         The level.
     tiles : ndarray of int64, shape (tiles, 2)
-        Row and column of each.
+        Row and column of each tile.
     buffer : bytearray or memoryview
-        The bytes of all.
+        The bytes of all segments; the batch owns it until `release`.
     starts, lengths : ndarray of int64, shape (planes, tiles)
-        Where each segment lies in the buffer.
+        Position and length of each segment in the buffer.
     present : ndarray of bool, shape (planes, tiles)
-        Whether the file has it; it may be cut short to nothing all the same.
+        Whether the file contains the segment; it may still be truncated, even to nothing.
     background : float
-        Value of pixels that the file does not hold.
+        Value of pixels that the file does not contain.
     reasons : Mapping of int to str
-        Why segments, counted plane by plane, could not be read.
-    fills : sequence of callable
-        What reads each tile right into its memory, if that is how they are to be had.
+        The reason for each segment that could not be read; the index counts segments plane by
+        plane.
 
     Attributes
     ----------
     level, tiles, starts, lengths
-        As given.
+        The parameters.
     view : memoryview
-        The buffer.
+        View of the buffer.
     """
 
     def __init__(
         self,
         level: LevelLayout,
-        tiles: NDArray[np.int64],
+        tiles: Integers,
         buffer: Buffer | bytes,
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        present: NDArray[np.bool_],
+        starts: Integers,
+        lengths: Integers,
+        present: Mask,
         background: float,
         *,
         reasons: Mapping[int, str] = NO_REASONS,
-        fills: Sequence[Fill] = (),
     ) -> None:
         self.level = level
         self.starts = starts
@@ -84,82 +80,81 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self._present = present
         self._background = background
         self._reasons = reasons
-        self._fills = fills
-        self._later: LaterReads | None = None
-        self._places: list[Any] = []
-        self._hold(buffer)
+        self._fills: Sequence[Fill] = ()
+        self._deferred: DeferredReads | None = None
+        self._rows_and_columns: list[list[int]] = []
+        self._bounds: list[list[tuple[int, int, bool]]] = []
+        self._set_buffer(buffer)
 
     @classmethod
-    def joined(
+    def from_joined(
         cls,
         level: LevelLayout,
-        tiles: NDArray[np.int64],
+        tiles: Integers,
         joined: JoinedBytes,
-        wanted: NDArray[np.int64],
+        byte_counts: Integers,
         background: float,
     ) -> EncodedBatch:
-        """Take tiles as a source has read them; `wanted` is how long their segments should be."""
-        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
+        """Create a batch from the segments that a source has read into one buffer.
+
+        `byte_counts`, shape (planes, tiles), has the lengths of the segments in the layout.
+        """
+        # A segment beyond the end of a truncated file has length 0 here, but is not missing:
+        # decoding it is an error, while a missing segment shows the background.
         return cls(
             level,
             tiles,
             joined.buffer,
-            joined.starts.reshape(wanted.shape),
-            joined.lengths.reshape(wanted.shape),
-            wanted > 0,
+            joined.starts.reshape(byte_counts.shape),
+            joined.lengths.reshape(byte_counts.shape),
+            byte_counts > 0,
             background,
             reasons=joined.reasons,
         )
 
     @classmethod
-    def filled(
-        cls,
-        level: LevelLayout,
-        tiles: NDArray[np.int64],
-        fills: Sequence[Fill],
-        background: float,
+    def from_fills(
+        cls, level: LevelLayout, tiles: Integers, fills: Sequence[Fill], background: float
     ) -> EncodedBatch:
-        """Take tiles that are each read by who decodes them."""
-        nowhere = np.zeros((1, len(tiles)), np.int64)
-        return cls(level, tiles, b"", nowhere, nowhere, nowhere > 0, background, fills=fills)
-
-    @classmethod
-    def later(
-        cls,
-        level: LevelLayout,
-        tiles: NDArray[np.int64],
-        reads: LaterReads,
-        background: float,
-    ) -> EncodedBatch:
-        """Take tiles of one segment each that are read by who decodes them."""
-        nowhere = np.zeros((1, len(tiles)), np.int64)
-        batch = cls(level, tiles, b"", nowhere, nowhere, nowhere == 0, background)
-        batch._later = reads
+        """Create a batch of uncompressed tiles, which the decoding threads read into memory."""
+        zeros = np.zeros((1, len(tiles)), np.int64)
+        batch = cls(level, tiles, b"", zeros, zeros, zeros > 0, background)
+        batch._fills = fills
         return batch
 
-    def _hold(self, buffer: Buffer | bytes) -> None:
+    @classmethod
+    def from_deferred(
+        cls, level: LevelLayout, tiles: Integers, reads: DeferredReads, background: float
+    ) -> EncodedBatch:
+        """Create a batch of tiles with one segment each, which the decoding threads read."""
+        zeros = np.zeros((1, len(tiles)), np.int64)
+        batch = cls(level, tiles, b"", zeros, zeros, zeros == 0, background)
+        batch._deferred = reads
+        return batch
+
+    def _set_buffer(self, buffer: Buffer | bytes) -> None:
         self.view = memoryview(buffer)
         self._bytes = np.frombuffer(buffer, np.uint8) if len(buffer) else np.zeros(0, np.uint8)
 
     def release(self) -> None:
-        """Let go of the bytes."""
-        self._hold(b"")
+        """Release the buffer, and let the source close its file."""
+        self._set_buffer(b"")
         self._fills = ()
-        later, self._later = self._later, None
-        if later is not None:
-            later.close()
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred.close()
 
     @property
     def address(self) -> int:
-        """Address of the buffer."""
+        """Memory address of the buffer."""
         return int(self._bytes.ctypes.data)
 
     def __len__(self) -> int:
         return len(self.tiles)
 
     def part(self, indices: Sequence[int]) -> EncodedBatch:
-        """Return some of its tiles, in the same buffer."""
-        assert self._later is None  # ranges that are read later lie in no buffer
+        """Return a batch of some of these tiles, which shares the buffer."""
+        assert self._deferred is None  # deferred reads use no buffer
         chosen = np.array(indices, np.int64)
         reasons = {
             plane * len(indices) + number: self._reasons[plane * len(self) + index]
@@ -178,57 +173,57 @@ class EncodedBatch(Sequence["EncodedTile"]):
             reasons=reasons,
         )
 
-    def _locate(self) -> None:
-        """Make lists of the arrays: one look-up in an array takes as long as ten in a list."""
-        columns = (self.starts, self.starts + self.lengths, self._present)
-        places = [
-            zip(*(column[plane].tolist() for column in columns), strict=True)
-            for plane in range(len(self.starts))
+    def _make_lists(self) -> None:
+        """Convert the arrays to lists: indexing an array takes ten times as long."""
+        columns = (self.starts.T, (self.starts + self.lengths).T, self._present.T)
+        self._rows_and_columns = self.tiles.tolist()
+        # Set last: if `_bounds` is not empty, other threads assume that both lists exist.
+        self._bounds = [
+            list(zip(*bounds, strict=True))
+            for bounds in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        self._places = list(zip(self.tiles.tolist(), *places, strict=True))
 
-    def __getitem__(self, index: Any) -> Any:
-        if not self._places:
-            self._locate()
+    def __iter__(self) -> Iterator[EncodedTile]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> EncodedTile:
+        if not self._bounds:
+            self._make_lists()
+        row, column = self._rows_and_columns[index]
         if self._fills:
-            row, column = self._places[index][0]
             return EncodedTile(self.level, row, column, (), self._background, self._fills[index])
-        (row, column), *places = self._places[index]
-        if self._later is not None:
-            read = (memoryview(self._later.read(index)),)
-            return EncodedTile(self.level, row, column, read, self._background)
-        if self._reasons:
+        segments: tuple[memoryview | None, ...]
+        if self._deferred is not None:
+            segments = (memoryview(self._deferred.read(index)),)
+        elif self._reasons:
             segments = tuple(
-                self._unless_unreadable(plane * len(self) + index, *place)
-                for plane, place in enumerate(places)
+                self._readable_segment(plane * len(self) + index, *bounds)
+                for plane, bounds in enumerate(self._bounds[index])
             )
         else:
-            segments = tuple([self._segment(*place) for place in places])
+            segments = tuple([self._segment(*bounds) for bounds in self._bounds[index]])
         return EncodedTile(self.level, row, column, segments, self._background)
 
     @property
     def single(self) -> bool:
-        """Whether each tile is one segment of the buffer as it was read."""
+        """Whether each tile is a single segment that was, or can be, read."""
         return not self._reasons and not self._fills and len(self.starts) == 1
 
-    def fetcher(self) -> Callable[[int], bytes | memoryview | None]:
-        """Return what gives the bytes of a tile, which is `single`; None if it has none.
+    def segment_reader(self) -> Callable[[int], bytes | memoryview | None]:
+        """Return a function that returns a tile's segment by the tile's index; None if missing.
 
-        It may read them, and raise `SlideError` if that can't be done.
+        The batch must be `single`. The function may read the file, and raises `SlideError` if that
+        fails.
         """
-        return self._segments().__getitem__ if self._later is None else self._later.read
+        return self._segments().__getitem__ if self._deferred is None else self._deferred.read
 
     def _segments(self) -> list[memoryview | None]:
         starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
         view = self.view
-        return [
-            view[start:end] if held else None
-            for start, end, held in zip(
-                starts.tolist(), ends.tolist(), self._present[0].tolist(), strict=True
-            )
-        ]
+        bounds = zip(starts.tolist(), ends.tolist(), self._present[0].tolist(), strict=True)
+        return [view[start:end] if present else None for start, end, present in bounds]
 
-    def _unless_unreadable(
+    def _readable_segment(
         self, segment: int, start: int, end: int, present: bool
     ) -> memoryview | None:
         reason = self._reasons.get(segment)
@@ -247,40 +242,13 @@ class PendingBatch(Protocol):
     """A batch of tiles that is being decoded."""
 
     def wait(self) -> dict[int, str]:
-        """Return when every tile was delivered or failed: index -> reason of each failure.
+        """Wait until every tile was delivered or failed; return the reasons of failures by index.
 
         Raises
         ------
         SlideError
-            If the source of tiles that are read right into memory can't be read, or the device
-            fails.
+            If the device fails, or if a tile is read when it is decoded and the source fails.
         """
 
     def cancel(self) -> None:
-        """Drop tiles that are not begun and return when no more will be delivered."""
-
-
-class Decoder(Protocol[Slots]):
-    """Decodes batches of tiles to slots: on the host (`HostSlots`), or on a device."""
-
-    name: str
-
-    def refusal(self, level: LevelLayout) -> str | None:
-        """Say why it can't decode tiles of a level; None if it can."""
-
-    def schedule(self, batch: EncodedBatch, slots: Slots, deliver: Deliver) -> PendingBatch:
-        """Begin to decode a batch and return at once.
-
-        Parameters
-        ----------
-        batch : EncodedBatch
-            The tiles.
-        slots : Slots
-            Where each is decoded to.
-        deliver : callable
-            Called from any thread with indices in `batch`, once or more often: the pixels of
-            these tiles lie in their slots now, or will by what the slots' stream holds.
-        """
-
-    def release(self) -> None:
-        """Let go of threads and memory until the next batch."""
+        """Drop the tiles that are not being decoded yet; return when no more will be delivered."""

@@ -1,15 +1,17 @@
-"""JPEG tiles on top of each other: one image, which an engine decodes at the cost of one.
+"""JPEG headers and markers, and the stacking of JPEG tiles into one tall image.
 
-To begin an image costs a JPEG engine as much as to decode a tile. Tiles that share their header
-become one tall image without being decoded: their scans follow each other, and a restart marker
-after each resets what a decoder remembers. Only chroma of half the height would be smoothed
-across the edges of tiles, so that it has to be left at its own resolution.
+Starting an image takes a hardware JPEG engine as much time as decoding a tile. So tiles with the
+same header are stacked without decoding them: their scans are concatenated, with a restart marker
+after each one that resets the state of the decoder. If chroma has half the vertical resolution, it
+must be decoded at that resolution, because upsampling would blend rows of adjacent tiles.
 
-Led astray by a damaged tile, an engine may show the tiles below it in wrong places and say
-nothing. So each stack ends with a strip of bright and gray blocks: where these are not found,
-the whole stack is in doubt. Two damaged tiles could make up for each other. So a stack is in
-doubt, too, where a scan has a marker of its own, or where the first block of a tile has not the
-brightness that its first code says.
+A damaged tile can make an engine misplace all tiles below it without any error. Therefore each
+stack ends with a strip of alternating bright and gray blocks: if the strip is not decoded as
+expected, the whole stack is suspect. Two damaged tiles might compensate for each other, so a
+stack is also suspect if the scan of a tile contains markers, or if the first block of a tile does
+not have the brightness that its first code states.
+
+References are to ITU-T T.81 (ISO/IEC 10918-1).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import struct
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -27,56 +29,60 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    Data = bytes | memoryview
+
+# Codes of markers (table B.1)
 END_OF_IMAGE, START_OF_IMAGE = b"\xff\xd9", 0xD8
 START_OF_SCAN, HUFFMAN, QUANTA, RESTART_INTERVAL, ADOBE = 0xDA, 0xC4, 0xDB, 0xDD, 0xEE
-# Comments, and segments of applications but JFIF's and Adobe's, which tell colours.
-WORDS = {0xFE, *range(0xE1, 0xEE), 0xEF}
+# Comments and application segments, except the JFIF and Adobe segments, which define colors.
+METADATA = {0xFE, *range(0xE1, 0xEE), 0xEF}
 FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
 RESTARTS = range(0xD0, 0xD8)
 WITHOUT_SEGMENT = {0, 1, *RESTARTS}
-# Fill bytes may precede a marker (B.1.1.2); within a scan 0xFF 0x00 is a byte of data.
-MARKER, SCAN_MARKER = (
-    re.compile(rb"\xff+([^\xff])", re.DOTALL),
-    re.compile(rb"\xff+([^\0\xff])", re.DOTALL),
-)
-ENDS_EARLY, DAMAGED_SEGMENT = "its JPEG data end early", "a segment of its JPEG is damaged"
-FIRST_SEGMENT, ALONE = 0xC0, {*range(0xD0, 0xDA), 0xFF}
-BLOCK = 8
+# Fill bytes may precede a marker (B.1.1.2); in a scan, 0xFF 0x00 encodes a byte of data.
+MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
+SCAN_MARKER = re.compile(rb"\xff+([^\0\xff])", re.DOTALL)
+TRUNCATED = "its JPEG data end early"  # messages of native/jpeg_markers.h, too
+DAMAGED_SEGMENT = "a segment of its JPEG is damaged"
+FIRST_SEGMENT, WITHOUT_LENGTH = 0xC0, {*range(0xD0, 0xDA), 0xFF}
+BLOCK = 8  # pixels along each side
 BITS = 8
 NO_MARKS = (0,) * 7
 LONGEST_HEADER = 1 << 16
-MOST_ROWS, MOST_UNITS = 12288, 0xFFFF
-LENGTHS, MOST_SYMBOLS = 16, 16
+MAX_ROWS, MAX_UNITS = 12288, 0xFFFF
+CODE_LENGTHS, MAX_SYMBOLS = 16, 16
+# Symbols of Huffman codes: a DC difference of zero, and the end of a block's AC coefficients.
 SAME, END_OF_BLOCK = 0, 0
-LARGEST_STEP, LEAST_CONTRAST = 7, 8
+# Difference between the strip's two shades: maximum in bits, minimum in gray levels.
+LARGEST_STEP, MIN_CONTRAST = 7, 8
 
 
 class Header(NamedTuple):
-    """What a JPEG's header says.
+    """The content of a JPEG's header.
 
     Attributes
     ----------
     frame : int
-        Marker of the frame, which tells the kind of JPEG.
+        Code of the SOFn marker, which identifies the kind of JPEG.
     bits : int
-        Of each sample.
+        Bits per sample.
     height, width : int
-        Of the image.
+        Size of the image in pixels.
     ids : bytes
-        Of the components.
+        Identifiers of the components.
     sampling : tuple of (int, int)
-        Samples of each component, across and down.
+        Sampling factors of each component, horizontal and vertical.
     tables : tuple of (int, int)
-        Numbers of each component's Huffman tables, for first and for other values of a block.
+        Numbers of each component's Huffman tables, for DC and AC coefficients.
     huffman : bytes
-        The Huffman tables.
+        The Huffman tables, as in DHT segments.
     quantum : int
-        What the first value of a block of the first component is multiplied by; 0 if unknown.
+        Quantization step of the first component's DC coefficient; 0 if unknown.
     transform : int or None
-        Adobe's colour transform.
+        Color transform from Adobe's segment.
     restarts : bool
-        Whether there are restart markers already.
+        Whether the header defines a restart interval.
     """
 
     frame: int
@@ -92,47 +98,57 @@ class Header(NamedTuple):
     restarts: bool
 
 
-def end_of_image(data: Any, tables: bytes | None = None) -> int:
-    """Return where a JPEG ends, behind its EOI, whatever follows.
+def end_of_image(data: Data, tables: bytes | None = None) -> int:
+    """Return the offset after a JPEG's EOI marker, after checking the structure of the JPEG.
 
-    This decides, before a tile is decoded, what its structure reveals: for the CPU and for GPUs,
-    and for any part of the tile. The native core has the same rule, `native/jpeg_markers.h`.
+    All decoders, on the CPU and on GPUs, use this check, so that they reject the same tiles even if
+    they decode only a part of each. `native/jpeg_markers.h` implements it for the native core.
 
     Parameters
     ----------
     data : buffer
-        The JPEG, and maybe more.
+        The JPEG, possibly followed by other bytes.
     tables : bytes, optional
-        The tables that it shares with others.
+        Tables that the JPEG shares with others.
 
     Raises
     ------
     ValueError
-        If it lacks its end, a segment, a table or a restart interval, or if restart markers are out
-        of order. libjpeg would show gray instead, and say nothing.
+        If the end, a segment, a table or a restart interval is missing, or restart markers are out
+        of order. libjpeg would silently fill in gray pixels.
     """
-    return _Markers(*_shared(tables)).end(data)
+    return _MarkerParser(*_shared_tables(tables)).end(data)
 
 
-def is_lossless(data: Any) -> bool:
-    """Whether a JPEG's frame is lossless: SOF3, or one of its kin (T.81, table B.1)."""
+def is_lossless(data: Data) -> bool:
+    """Whether a JPEG's frame is lossless: SOF3, SOF7, SOF11 or SOF15 (table B.1)."""
     head = bytes(data[:LONGEST_HEADER])
     return next((marker & 3 == 3 for marker, _, _ in segments(head) if marker in FRAMES), False)
 
 
-class _Markers:
-    """Reads the segments of a JPEG (ISO/IEC 10918-1, annex B), and the markers in its scans."""
+class _MarkerParser:
+    """Parser for the segments of a JPEG (annex B) and the markers in its scans.
+
+    Parameters
+    ----------
+    huffman : frozenset of (int, int)
+        Class and number of the Huffman tables that are defined elsewhere.
+    quanta : frozenset of int
+        Numbers of the quantization tables that are defined elsewhere.
+    """
 
     def __init__(self, huffman: frozenset[tuple[int, int]], quanta: frozenset[int]) -> None:
         self.huffman, self.quanta = set(huffman), set(quanta)
         self._frame, self._interval = 0, 0
         self._height, self._width = 0, 0
+        # Sampling factors and number of the quantization table, by the component's identifier
         self._components: dict[int, tuple[int, int, int]] = {}
-        self._most = 1, 1
+        self._max_sampling = 1, 1
 
-    def end(self, data: Any, *, only_tables: bool = False) -> int:
+    def end(self, data: Data, *, only_tables: bool = False) -> int:
+        """Return the offset after the EOI marker; see `end_of_image`."""
         if bytes(data[:2]) != b"\xff\xd8":
-            raise ValueError("it is no JPEG")
+            raise ValueError("it is not a JPEG")
         at, scanned = 2, False
         while (found := MARKER.search(data, at)) is not None:
             code, at = found[1][0], found.end()
@@ -143,7 +159,7 @@ class _Markers:
             if code in WITHOUT_SEGMENT:
                 continue
             if code == START_OF_IMAGE:
-                raise ValueError("its JPEG begins twice")
+                raise ValueError("it has two start markers")
             length = bytes(data[at : at + 2])
             size = int.from_bytes(length, "big")
             if len(length) == 2 and size < 2:
@@ -161,8 +177,8 @@ class _Markers:
             elif code in FRAMES:
                 self._read_frame(code, content)
             elif code == START_OF_SCAN:
-                at, scanned = self._behind_scan(data, at, self._check_scan(content)), True
-        raise ValueError(ENDS_EARLY)
+                at, scanned = self._end_of_scan(data, at, self._check_scan(content)), True
+        raise ValueError(TRUNCATED)
 
     def _read_frame(self, code: int, content: bytes) -> None:
         if self._frame:
@@ -174,10 +190,17 @@ class _Markers:
         for number, factors, table in zip(content[6::3], content[7::3], content[8::3], strict=True):
             across, down = factors >> 4, factors & 15
             self._components.setdefault(number, (across, down, table & 15))
-            self._most = max(self._most[0], across), max(self._most[1], down)
+            most_across, most_down = self._max_sampling
+            self._max_sampling = max(most_across, across), max(most_down, down)
 
     def _check_scan(self, content: bytes) -> int:
-        """Return how many restart intervals a scan has; 0 if they are not counted."""
+        """Return the number of restart intervals in a scan; 0 if that is unknown.
+
+        Raises
+        ------
+        ValueError
+            If the header of the scan is damaged, or a table that it uses is missing.
+        """
         if not self._frame:
             raise ValueError("its JPEG has no frame")
         if len(content) < 6 or len(content) != 4 + 2 * content[0]:
@@ -187,7 +210,8 @@ class _Markers:
             across, down, quanta = self._components.get(number, (0, 0, 0))
             if not across or not down:
                 raise ValueError(DAMAGED_SEGMENT)
-            # Without any, libjpeg takes those of K.3, as for frames of Motion JPEG.
+            # If no Huffman table is defined, as in Motion JPEG, libjpeg uses the tables of annex
+            # K.3.
             coded = not self.huffman or {(0, tables >> 4), (1, tables & 15)} <= self.huffman
             if (self._frame in SEQUENTIAL and not coded) or (
                 not lossless and quanta not in self.quanta
@@ -195,16 +219,18 @@ class _Markers:
                 raise ValueError("tables of its JPEG are missing")
         if not self._interval or not self._height:
             return 0
-        side, (most_across, most_down) = 1 if lossless else BLOCK, self._most
-        wide, high = _parts(self._width, side * most_across), _parts(self._height, side * most_down)
-        if content[0] == 1:  # a unit is one block of this component, A.2.2
+        # An interval is a number of MCUs (minimum coded units).
+        side, (most_across, most_down) = 1 if lossless else BLOCK, self._max_sampling
+        wide = _ceil_div(self._width, side * most_across)
+        high = _ceil_div(self._height, side * most_down)
+        if content[0] == 1:  # in a scan of one component, an MCU is one block (A.2.2)
             across, down, _ = self._components[content[1]]
-            wide = _parts(_parts(self._width * across, most_across), side)
-            high = _parts(_parts(self._height * down, most_down), side)
-        return _parts(wide * high, self._interval)
+            wide = _ceil_div(_ceil_div(self._width * across, most_across), side)
+            high = _ceil_div(_ceil_div(self._height * down, most_down), side)
+        return _ceil_div(wide * high, self._interval)
 
-    def _behind_scan(self, data: Any, at: int, intervals: int) -> int:
-        """Return where the first marker behind a scan is that is no restart."""
+    def _end_of_scan(self, data: Data, at: int, intervals: int) -> int:
+        """Return the offset of the first marker in or after a scan that is not a restart."""
         for restarts, found in enumerate(SCAN_MARKER.finditer(data, at)):
             code = found[1][0]
             if code not in RESTARTS:
@@ -213,31 +239,31 @@ class _Markers:
                 return found.start()
             if not self._interval or code != RESTARTS[restarts % 8]:
                 raise ValueError("restart markers of its JPEG are out of order")
-        raise ValueError(ENDS_EARLY)
+        raise ValueError(TRUNCATED)
 
 
-def _parts(whole: int, part: int) -> int:
-    return -(-whole // part)
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 @lru_cache(maxsize=256)
-def _shared(tables: bytes | None) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
-    """Return which Huffman and which quantisation tables tiles share."""
-    found = _Markers(frozenset(), frozenset())
-    with suppress(ValueError):  # what they lack or get wrong shows at the scan that needs it
+def _shared_tables(tables: bytes | None) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
+    """Return the identifiers of the Huffman and quantization tables that tiles share."""
+    found = _MarkerParser(frozenset(), frozenset())
+    with suppress(ValueError):  # later, a scan that needs a missing table raises an error
         found.end(tables or b"", only_tables=True)
     return frozenset(found.huffman), frozenset(found.quanta)
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of each segment, up to the one that starts the scan.
+    """Yield the marker, start and end of each segment, up to the header of the first scan.
 
-    Decoders differ in what they do at markers that begin no segment; here it ends.
+    Iteration also ends at a marker without a segment, which decoders treat differently.
     """
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF:
         marker = data[offset + 1]
-        if marker < FIRST_SEGMENT or marker in ALONE:
+        if marker < FIRST_SEGMENT or marker in WITHOUT_LENGTH:
             return
         end = offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
         if end > len(data):
@@ -249,30 +275,31 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 @lru_cache(maxsize=256)
-def without_words(data: bytes) -> bytes:
-    """Return tables, or a header, without comments and what programs add: no decoder needs these.
+def strip_metadata(data: bytes) -> bytes:
+    """Return JPEG tables or a header without comments and application segments.
 
-    Levels hold them, and travel to other processes.
+    Levels contain tables and headers and are sent to other processes, and no decoder needs these
+    segments.
     """
-    cuts = [(start, end) for marker, start, end in segments(data) if marker in WORDS]
+    cuts = [(start, end) for marker, start, end in segments(data) if marker in METADATA]
     for start, end in reversed(cuts):
         data = data[:start] + data[end:]
     return data
 
 
 def header_length(data: bytes) -> int:
-    """Return where the scan of a JPEG begins; 0 if it has none."""
+    """Return the offset at which the scan data of a JPEG starts; 0 if there is no scan."""
     return next((end for marker, _, end in segments(data) if marker == START_OF_SCAN), 0)
 
 
 @lru_cache(maxsize=256)
 def read_header(data: bytes) -> Header | None:
-    """Read a header with all its tables, which ends where the scan begins.
+    """Parse a header, up to the start of the scan data, with all its tables.
 
     Returns
     -------
     Header or None
-        None if it is damaged, or not of one frame and one scan with the same components.
+        None if the header is damaged, or its scan does not contain all components of its frame.
     """
     frame, frame_marker, scan, huffman, quanta = b"", 0, b"", b"", b""
     transform, restarts = None, False
@@ -312,7 +339,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def header_of_tile(data: bytes, shape: tuple[int, int, int]) -> Header | None:
-    """Read the header of a tile of 8 bits; None if it is not of (height, width, components)."""
+    """Parse the header of an 8-bit tile; None if its shape is not (height, width, components)."""
     header = read_header(data)
     if header is None or header.bits != BITS:
         return None
@@ -320,56 +347,59 @@ def header_of_tile(data: bytes, shape: tuple[int, int, int]) -> Header | None:
 
 
 class Stacking:
-    """How tiles that share one header are put on top of each other.
+    """How to stack tiles that share a header.
 
     Parameters
     ----------
     data : bytes
         The header.
     header : Header
-        What it says.
+        The parsed header.
 
     Attributes
     ----------
-    most : int
-        How many tiles a stack may have.
+    max_tiles : int
+        Maximum number of tiles in a stack; 1 if they can't be stacked.
     strip : bytes
-        Scan of the strip below the tiles.
+        Scan data of the strip below the tiles.
     strip_rows : int
-        Its height in pixels.
+        Height of the strip in pixels.
     marks : tuple of 7 int
-        The first component of its blocks, which take turns; then what the brightness of a
-        tile's first block can be read with: quantum, Huffman codes of each length, symbols
-        (8 bytes each).
+        The two values between which the first component of the strip's blocks alternates. Then the
+        data to decode the brightness of a tile's first block: the quantization step, the number of
+        Huffman codes of each length (packed in 2 integers of 8 bytes), and the symbols (packed in
+        the same way).
     """
 
     def __init__(self, data: bytes, header: Header) -> None:
         self._data, self._header = data, header
-        self._begins: dict[int, bytes] = {}
-        self.most, self.strip, self.marks = 1, b"", NO_MARKS
+        self._headers: dict[int, bytes] = {}
+        self.max_tiles, self.strip, self.marks = 1, b"", NO_MARKS
         across, down = header.sampling[0] if len(header.ids) > 1 else (1, 1)
         self.strip_rows = BLOCK * down
         units_across = -(-header.width // (BLOCK * across))
         self._units = units_across * (header.height // self.strip_rows)
-        whole = header.height % self.strip_rows == 0 and self._units <= MOST_UNITS
+        # The restart interval of a stack is one tile, so a tile must consist of whole MCUs.
+        whole = header.height % self.strip_rows == 0 and self._units <= MAX_UNITS
         if whole and header.frame in SEQUENTIAL and not header.restarts:
             strip = _strip(header, units_across, across * down)
             shades = self._shades(strip)
             counts, symbols = _tables(header.huffman).get((0, header.tables[0][0]), (b"", b""))
-            if shades is not None and len(symbols) <= MOST_SYMBOLS:
-                self.strip, self.most = strip, max(1, MOST_ROWS // header.height)
-                codes = struct.unpack("<4q", counts + symbols.ljust(MOST_SYMBOLS, b"\0"))
+            if shades is not None and len(symbols) <= MAX_SYMBOLS:
+                self.strip, self.max_tiles = strip, max(1, MAX_ROWS // header.height)
+                codes = struct.unpack("<4q", counts + symbols.ljust(MAX_SYMBOLS, b"\0"))
                 self.marks = (*shades, header.quantum, *codes)
 
-    def begin(self, count: int) -> bytes:
-        """Return the header of a stack of this many tiles and a strip."""
-        begin = self._begins.get(count)
-        if begin is None:
-            begin = self._of_height(count * self._header.height + self.strip_rows)
-            self._begins[count] = begin
-        return begin
+    def header(self, count: int) -> bytes:
+        """Return the header for a stack of `count` tiles and a strip."""
+        header = self._headers.get(count)
+        if header is None:
+            header = self._header_of_height(count * self._header.height + self.strip_rows)
+            self._headers[count] = header
+        return header
 
-    def _of_height(self, height: int) -> bytes:
+    def _header_of_height(self, height: int) -> bytes:
+        """Return the header with another height, and with a restart interval of one tile."""
         data = bytearray(self._data)
         for marker, start, _ in segments(self._data):
             if marker in FRAMES:
@@ -379,8 +409,8 @@ class Stacking:
         return bytes(data)
 
     def _shades(self, strip: bytes) -> tuple[int, int] | None:
-        """Decode the strip, and return the shades of its blocks if they are as they should be."""
-        picture = self._of_height(self.strip_rows) + strip + END_OF_IMAGE
+        """Decode the strip; return its two shades, or None if they are not distinct."""
+        picture = self._header_of_height(self.strip_rows) + strip + END_OF_IMAGE
         colors = "RGB" if len(self._header.ids) > 1 else "GRAYSCALE"
         samples = (3,) if len(self._header.ids) > 1 else ()
         shown = np.empty((self.strip_rows, self._header.width, *samples), np.uint8)
@@ -391,12 +421,12 @@ class Stacking:
         rows = np.atleast_3d(shown)[..., 0]
         first, second = int(rows[0, 0]), int(rows[0, min(BLOCK, self._header.width - 1)])
         expected = np.where(np.arange(self._header.width) // BLOCK % 2, second, first)
-        clear = abs(first - second) >= LEAST_CONTRAST and bool((rows == expected).all())
+        clear = abs(first - second) >= MIN_CONTRAST and bool((rows == expected).all())
         return (first, second) if clear else None
 
 
 def _first_quanta(quanta: bytes) -> dict[int, int]:
-    """Return the first value of each quantisation table, by number."""
+    """Return the first value of each quantization table by its number (B.2.4.1)."""
     found = {}
     while len(quanta) > BLOCK * BLOCK:
         size = 1 + (quanta[0] >> 4 > 0)
@@ -406,9 +436,9 @@ def _first_quanta(quanta: bytes) -> dict[int, int]:
 
 
 def _strip(header: Header, units: int, blocks: int) -> bytes:
-    """Return the scan of a strip whose first component has bright and gray blocks in turn.
+    """Return scan data for a strip whose first component alternates between bright and gray.
 
-    It is empty if the tables have no codes for it.
+    Return empty bytes if the Huffman tables lack the necessary codes.
     """
     codes = {key: _codes(*table) for key, table in _tables(header.huffman).items()}
     firsts = [codes.get((0, first), {}) for first, _ in header.tables]
@@ -418,6 +448,7 @@ def _strip(header: Header, units: int, blocks: int) -> bytes:
     if not sizes or not all(ends) or not all(sames):
         return b""
     size = max(sizes)
+    # In `size` bits, all ones encode the largest difference, all zeros its negative (F.1.2).
     steps = [firsts[0][size] + digit * size + ends[0] for digit in "10"]
     chroma = "".join(
         across * down * (same + end)
@@ -427,23 +458,23 @@ def _strip(header: Header, units: int, blocks: int) -> bytes:
         "".join(steps[(unit * blocks + block) % 2] for block in range(blocks)) + chroma
         for unit in range(units)
     )
-    bits += "1" * (-len(bits) % 8)
+    bits += "1" * (-len(bits) % 8)  # padding (F.1.2.3)
     return int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
 
 
 def _tables(huffman: bytes) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """Return Huffman tables as (class, number) -> codes of each length, symbols."""
+    """Return Huffman tables: (class, number) -> number of codes of each length, and symbols."""
     found = {}
-    while len(huffman) > LENGTHS:
-        counts = huffman[1 : 1 + LENGTHS]
-        end = 1 + LENGTHS + sum(counts)
-        found[huffman[0] >> 4, huffman[0] & 15] = counts, huffman[1 + LENGTHS : end]
+    while len(huffman) > CODE_LENGTHS:
+        counts = huffman[1 : 1 + CODE_LENGTHS]
+        end = 1 + CODE_LENGTHS + sum(counts)
+        found[huffman[0] >> 4, huffman[0] & 15] = counts, huffman[1 + CODE_LENGTHS : end]
         huffman = huffman[end:]
     return found
 
 
 def _codes(counts: bytes, symbols: bytes) -> dict[int, str]:
-    """Return a Huffman table as symbol -> bits."""
+    """Return a Huffman table as symbol -> string of bits (annex C)."""
     code, found, rest = 0, {}, iter(symbols)
     for length, count in enumerate(counts, 1):
         for symbol in islice(rest, count):

@@ -1,44 +1,46 @@
-"""JPEG tiles, and those made up of restart intervals of one large JPEG.
+"""Decoding of JPEG tiles, and of tiles that consist of restart intervals of one large JPEG.
 
-All by libjpeg: where that refuses one, imagecodecs' `jpeg_decode` would try another library, which
-ends the whole process on some damaged streams.
+This module decodes with libjpeg only. `imagecodecs.jpeg_decode` is not used: if libjpeg fails, it
+tries another library, which crashes on some damaged streams.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import imagecodecs
 import numpy as np
 
 from napari_wsigpu import native
-from napari_wsigpu.codecs.jpeg import (
-    END_OF_IMAGE,
-    FRAMES,
-    START_OF_SCAN,
-    end_of_image,
-    is_lossless,
-    segments,
-)
+from napari_wsigpu.codecs import jpeg
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.native import tables as records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.codecs.byte_codecs import Data
+    from napari_wsigpu.model.arrays import Array, ByteArray
     from napari_wsigpu.model.layout import Encoding, JpegColor
 
 RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
-TALLEST = 0xFFFF
-RUNS_OUT = "its JPEG data run out within a row"  # as native/core.cpp says
+MAX_HEIGHT = 0xFFFF
+RUNS_OUT = "its JPEG data run out within a row"  # the message in native/core.cpp
 NO_PARTS = np.zeros(0, records.PART)
-SCAN = bytes((0xFF, START_OF_SCAN))
-PROGRESSIVE = b"\xff\xc2", b"\xff\xca"
-COLORS: dict[str, dict[str, Any]] = {
+SCAN = bytes((0xFF, jpeg.START_OF_SCAN))
+PROGRESSIVE = b"\xff\xc2", b"\xff\xca"  # SOF2 and SOF10
+
+
+class ColorOptions(TypedDict, total=False):
+    """Color spaces for `imagecodecs.jpeg8_decode`."""
+
+    colorspace: str
+    outcolorspace: str
+
+
+COLORS: dict[str, ColorOptions] = {
     "gray": {"outcolorspace": "GRAYSCALE"},
     "stored": {"colorspace": "RGB", "outcolorspace": "RGB"},
     "ycbcr": {"outcolorspace": "RGB"},
@@ -47,19 +49,20 @@ COLORS: dict[str, dict[str, Any]] = {
 }
 
 
-# So small JPEGs decode in no time, however many scans they have: most are not searched for these.
-CHECKED = 1 << 36  # bytes times samples
+# JPEGs below this size, in bytes times samples, are decoded quickly however many scans they have,
+# so their scans are not counted.
+UNCHECKED_SIZE = 1 << 36
 
 
-def check_scans(data: Any, samples: int) -> None:
-    """Refuse a JPEG whose scans go through its samples again and again, as few bytes can say.
+def check_scans(data: Data, samples: int) -> None:
+    """Check the number of scans in a JPEG: a scan of a few bytes can take a long time to decode.
 
     Raises
     ------
     ValueError
-        If it is a progressive one of more scans than the limits say.
+        If a progressive JPEG has more scans than the limits allow.
     """
-    if len(data) * samples < CHECKED:
+    if len(data) * samples < UNCHECKED_SIZE:
         return
     data = bytes(data)
     scans = data.count(SCAN)
@@ -67,48 +70,49 @@ def check_scans(data: Any, samples: int) -> None:
         raise ValueError(f"its JPEG has {scans} scans; {limits.advice('scanned_samples')}")
 
 
-def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
-    """Decode a JPEG; see `codecs.table.Decode`.
+def decode_jpeg(data: Data, encoding: Encoding, plane: int, out: Array) -> None:
+    """Decode a JPEG; see `codecs.compressions.Decode`.
 
-    By the native core if it can, which tells whether libjpeg ran out of data and filled in gray.
+    The native core is preferred: it reports if libjpeg ran out of data and filled in gray.
     """
     check_scans(data, out.size)
     tables = encoding.jpeg_tables[plane]
-    if not _decode_by_core(data, tables, encoding.jpeg_color, out):
-        data = memoryview(data)[: end_of_image(data, tables)]
-        # Lossless JPEG is never converted (T.81, H): what it is said to store makes no difference.
-        color = "stored" if out.shape[2] == 3 and is_lossless(data) else encoding.jpeg_color
+    if not _decode_natively(data, tables, encoding.jpeg_color, out):
+        data = memoryview(data)[: jpeg.end_of_image(data, tables)]
+        # Lossless JPEG (T.81, annex H) has no color conversion, whatever the metadata says.
+        color = "stored" if out.shape[2] == 3 and jpeg.is_lossless(data) else encoding.jpeg_color
         imagecodecs.jpeg8_decode(data, tables=tables, out=out, **COLORS[color])
 
 
-def _decode_by_core(data: Any, tables: bytes | None, color: JpegColor, out: NDArray[Any]) -> bool:
-    """Decode by the native core; False if it leaves the JPEG to other decoders.
+def _decode_natively(data: Data, tables: bytes | None, color: JpegColor, out: Array) -> bool:
+    """Decode with the native core; return False if it does not support the JPEG.
 
     Raises
     ------
     ValueError
-        If the data run out.
+        If the data ends early.
     """
     if native.core is None or out.dtype != np.uint8 or not out.flags.c_contiguous:
         return False
     if color not in records.COLORS or not len(data):
         return False
-    form, _ = _form(tables, color, out.shape)
+    tile_format, _ = _format_record(tables, color, out.shape)
     height, width = out.shape[:2]
     encoded = np.frombuffer(data, np.uint8)
     whole = (0, len(encoded), out.ctypes.data, 0, 0, height, width, records.DONE, 0)
     tile = np.array([whole], records.TILE)
-    found = native.core.read_tiles(form.ctypes.data, tile, NO_PARTS, memory=encoded.ctypes.data)
-    if found.get(0) == RUNS_OUT:
+    address = encoded.ctypes.data
+    failures = native.core.read_tiles(tile_format.ctypes.data, tile, NO_PARTS, memory=address)
+    if failures.get(0) == RUNS_OUT:
         raise ValueError(RUNS_OUT)
-    return not found and (tile["height"][0], tile["width"][0]) == (height, width)
+    return not failures and (tile["height"][0], tile["width"][0]) == (height, width)
 
 
 @lru_cache(maxsize=256)
-def _form(
-    tables: bytes | None, color: JpegColor, shape: tuple[int, int, int]
-) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Describe JPEGs to the core: a `FORMAT` record, and the tables whose address it holds."""
+def _format_record(
+    tables: bytes | None, color: JpegColor, shape: tuple[int, ...]
+) -> tuple[Array, ByteArray]:
+    """Return a `FORMAT` record, and the tables to which it points; keep both alive together."""
     shared = np.frombuffer(tables or b"", np.uint8)
     address = shared.ctypes.data if len(shared) else 0
     sizes = (*shape, 1, shape[2], 0)
@@ -117,52 +121,52 @@ def _form(
 
 
 def decode_intervals(
-    header: bytes, intervals: Sequence[memoryview], encoding: Encoding, out: NDArray[Any]
+    header: bytes, intervals: Sequence[memoryview], encoding: Encoding, out: Array
 ) -> None:
-    """Decode restart intervals that lie one below the other.
+    """Decode a column of restart intervals.
 
     Parameters
     ----------
     header : bytes
-        Header of a JPEG that one interval alone would be.
+        Header for a JPEG that consists of one interval.
     intervals : sequence of memoryview
-        Each one's scan with the marker behind it.
+        Scan data of each interval, from top to bottom, with the marker after it.
     encoding : Encoding
-        How they are encoded, and how much smaller they are to be decoded.
+        The encoding, with the scale at which to decode.
     out : ndarray, shape (height, width, samples)
-        What they are decoded into.
+        Receives the pixels.
 
     Raises
     ------
     RuntimeError, ValueError
-        If they are damaged.
+        If the data is damaged.
     """
     data = join_intervals(header, intervals)
     if encoding.jpeg_scale > 1:
-        _decode_smaller(data, encoding.jpeg_scale, out)
+        _decode_scaled(data, encoding.jpeg_scale, out)
     else:
         imagecodecs.jpeg8_decode(data, out=out, **COLORS[encoding.jpeg_color])
 
 
 def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
-    """Make one JPEG of restart intervals that lie one below the other.
+    """Join a column of restart intervals into one JPEG.
 
     Parameters
     ----------
-    header : bytes
-        Header of a JPEG that one interval alone would be.
-    intervals : sequence of memoryview
-        Each one's scan with the marker behind it.
+    header, intervals
+        See `decode_intervals`.
 
     Raises
     ------
     ValueError
-        If no marker ends an interval, or the header has no frame, or one too high.
+        If an interval has no marker at its end, or the header has no frame, or the image is too
+        tall.
     """
-    parts: list[memoryview | bytes] = [_stretched(header, len(intervals))]
+    parts: list[memoryview | bytes] = [_taller_header(header, len(intervals))]
     for number, interval in enumerate(intervals):
+        # Restart markers count modulo 8 (T.81, table B.1).
         parts += [_scan(interval), bytes((0xFF, 0xD0 + number % 8))]
-    parts[-1] = END_OF_IMAGE
+    parts[-1] = jpeg.END_OF_IMAGE
     return b"".join(parts)
 
 
@@ -171,37 +175,37 @@ def _scan(interval: memoryview) -> memoryview | bytes:
     if bytes(interval[-2:]) in RESTARTS:
         return interval[:-2]
     data = bytes(interval).rstrip(b"\0")
-    if not data.endswith(END_OF_IMAGE):
-        # libjpeg would fill what is missing with gray and say nothing.
-        raise ValueError("its JPEG data end early")
+    if not data.endswith(jpeg.END_OF_IMAGE):
+        # libjpeg would silently fill the missing part with gray.
+        raise ValueError(jpeg.TRUNCATED)
     return data[:-2]
 
 
 @lru_cache(maxsize=64)
-def _stretched(header: bytes, times: int) -> bytes:
-    """Return the header of a JPEG that is so many times as high."""
-    for marker, start, _ in segments(header):
-        if marker in FRAMES:
+def _taller_header(header: bytes, factor: int) -> bytes:
+    """Return the header of a JPEG that is `factor` times as tall."""
+    for marker, start, _ in jpeg.segments(header):
+        if marker in jpeg.FRAMES:
             offset = start + 5
-            height = times * int.from_bytes(header[offset : offset + 2], "big")
-            if height > TALLEST:
-                raise ValueError(f"its JPEG header makes it {height} pixels high")
+            height = factor * int.from_bytes(header[offset : offset + 2], "big")
+            if height > MAX_HEIGHT:
+                raise ValueError(f"its JPEG is too tall ({height} pixels)")
             return header[:offset] + height.to_bytes(2, "big") + header[offset + 2 :]
     raise ValueError("its JPEG header has no frame")
 
 
-def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:
-    """Have libjpeg decode fewer pixels, which imagecodecs can't."""
-    from PIL import Image, UnidentifiedImageError  # for few slides
+def _decode_scaled(data: bytes, scale: int, pixels: Array) -> None:
+    """Decode at a fraction of the size with Pillow, because imagecodecs does not support it."""
+    from PIL import Image, UnidentifiedImageError  # few slides need it
 
     try:
         with Image.open(BytesIO(data), formats=("JPEG",)) as image:
             image.draft(None, (image.width // scale, image.height // scale))
             smaller = np.asarray(image)
     except UnidentifiedImageError as error:
-        raise ValueError("it is no JPEG picture") from error
+        raise ValueError("it is not a JPEG") from error
     except (OSError, SyntaxError) as error:
         raise ValueError(f"it can't be decoded at 1/{scale} ({error})") from error
     if smaller.size != pixels.size:
-        raise ValueError(f"at 1/{scale} it has {smaller.shape} samples")
+        raise ValueError(f"at 1/{scale} its image has the shape {smaller.shape}")
     pixels[...] = smaller.reshape(pixels.shape)

@@ -1,7 +1,7 @@
-"""Libraries of imagecodecs, and Pillow's JPEGs, loaded before threads decode or encode by them.
+"""Loading of imagecodecs' libraries, and of Pillow's JPEG plugin, before threads use them.
 
-Each is loaded when it is first used, under a lock that a fork does not renew: in a process
-that another thread forks meanwhile, whoever needs a library would wait for ever.
+imagecodecs loads each library at its first use, under a lock that a fork does not reset. If
+another thread forked the process at that moment, the child would wait for the lock forever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import imagecodecs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
 PILLOW = "Pillow"
 
@@ -25,11 +25,8 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def load(names: Iterable[str]) -> None:
-    """Load the libraries that functions of imagecodecs are in, or `PILLOW`.
-
-    No thread can fork meanwhile.
-    """
+def load(names: Collection[str]) -> None:
+    """Load the libraries of imagecodecs functions, or `PILLOW` itself, while no thread can fork."""
     if _loaded.issuperset(names):
         return
     with _loading:

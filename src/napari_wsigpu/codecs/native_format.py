@@ -1,26 +1,25 @@
-"""The levels that the native core decodes, described by its records."""
+"""Records that describe a level to the native core, if the core can decode its tiles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.codecs.compressions import BY_CODE, ImageCompression
 from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
 from napari_wsigpu.codecs.raw import is_raw, is_swapped
-from napari_wsigpu.codecs.table import BY_CODE, ImageCompression
 from napari_wsigpu.native.tables import COLORS, FORMAT, JPEG, LEVEL, RAW, TILE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Array, ByteArray, Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-RGBA = 4
+RGBA = 4  # bytes of a pixel
 
 
 class NativeFormat:
-    """The `LEVEL` record of a level and its `FORMAT` records, as decoded and as RGBA.
+    """The `LEVEL` record of a level, and two `FORMAT` records: for stored channels and for RGBA.
 
     Parameters
     ----------
@@ -32,15 +31,15 @@ class NativeFormat:
     Attributes
     ----------
     is_raw : bool
-        Whether its tiles are uncompressed.
+        Whether the level's tiles are uncompressed.
     pixel_bytes : int
-        Size of a decoded pixel.
+        Size of a decoded pixel in bytes.
     tile_bytes, columns : int
-        Size of a decoded tile, and how many tiles lie in a row.
+        Size of a decoded tile in bytes, and number of tiles per row.
     addresses : dict of int to int
-        Addresses of the `FORMAT` records by the size of a pasted pixel.
+        Memory address of each `FORMAT` record, by the size of a target pixel in bytes.
     level : int
-        Address of the `LEVEL` record.
+        Memory address of the `LEVEL` record.
     """
 
     def __init__(self, image: LevelLayout, codec: int) -> None:
@@ -53,41 +52,41 @@ class NativeFormat:
         tables = self._tables.ctypes.data if len(self._tables) else 0
         color = COLORS.get(encoding.jpeg_color, 0)
         sizes = grid.tile_height, grid.tile_width, image.channels, image.dtype.itemsize
-        pixels = self.pixel_bytes, RGBA
+        pixel_sizes = self.pixel_bytes, RGBA
         self._records = np.array(
-            [(tables, len(self._tables), codec, color, *sizes, pixel, 0) for pixel in pixels],
+            [(tables, len(self._tables), codec, color, *sizes, size, 0) for size in pixel_sizes],
             FORMAT,
         )
         first = int(self._records.ctypes.data)
         self.addresses = {self.pixel_bytes: first}
         if image.channels == 3 and image.dtype == np.uint8:
             self.addresses[RGBA] = first + FORMAT.itemsize
-        # The records hold addresses of these arrays, which must live as long.
-        self._places = [np.ascontiguousarray(each[0]) for each in (grid.offsets, grid.byte_counts)]
-        places = [each.ctypes.data for each in self._places]
-        level = (*places, grid.rows, grid.columns, image.height, image.width)
+        # The records contain the addresses of these arrays, which must live as long as the records.
+        self._ranges = [np.ascontiguousarray(each[0]) for each in (grid.offsets, grid.byte_counts)]
+        addresses = [each.ctypes.data for each in self._ranges]
+        level = (*addresses, grid.rows, grid.columns, image.height, image.width)
         self._level = np.array([level], LEVEL)
         self.level = int(self._level.ctypes.data)
 
-    def records(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[Any]:
-        """Return `TILE` records of tiles by row and column, without parts."""
+    def records(self, rows: Integers, columns: Integers) -> Array:
+        """Return `TILE` records, without parts, for tiles at these rows and columns."""
         (height, width), (high, wide) = self._size, self._tile
         records = np.zeros(len(rows), TILE)
         index = rows * self.columns + columns
-        records["offset"], records["length"] = (each.ravel()[index] for each in self._places)
+        records["offset"], records["length"] = (each.ravel()[index] for each in self._ranges)
         records["height"] = np.minimum(high, height - rows * high)
         records["width"] = np.minimum(wide, width - columns * wide)
         return records
 
-    def tile(self, room: NDArray[np.uint8], image: LevelLayout, record: Any) -> NDArray[Any]:
-        """Return the pixels of a tile in its memory, in the size that its `TILE` record says."""
+    def tile(self, memory: ByteArray, image: LevelLayout, record: np.void) -> Array:
+        """Return a view of a decoded tile's memory, in the size that its `TILE` record states."""
         height, width = int(record["height"]), int(record["width"])
-        pixels = room[: height * width * self.pixel_bytes].view(image.dtype)
+        pixels = memory[: height * width * self.pixel_bytes].view(image.dtype)
         return pixels.reshape(height, width, image.channels)
 
 
 def native_format(image: LevelLayout) -> NativeFormat | None:
-    """Describe a level to the core; None if only Python decodes its tiles."""
+    """Return the records for a level; None if the core can't decode its tiles."""
     encoding, grid = image.encoding, image.grid
     if image.parts or image.computed or image.library is not None:
         return None
@@ -100,7 +99,7 @@ def native_format(image: LevelLayout) -> NativeFormat | None:
     compression = BY_CODE.get(encoding.compression)
     if not isinstance(compression, ImageCompression) or compression.decode is not decode_jpeg:
         return None
-    # 12 bits and lossless JPEG, restart intervals and scaled decoding are left to Python.
+    # The core does not support 12-bit or lossless JPEG, restart intervals or scaled decoding.
     plain = encoding.jpeg_header is None and encoding.jpeg_scale == 1
     if plain and encoding.dtype == "uint8" and encoding.jpeg_color in COLORS:
         return NativeFormat(image, JPEG)

@@ -1,4 +1,4 @@
-"""Uncompressed tiles: which a device can lay out as they are stored, and where their bytes go."""
+"""Raw tiles, which are not compressed: the levels that have them, and their segments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PREDICTOR
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
 
-NUMBERS = "iuf"
+NUMERIC_KINDS = "iuf"  # of NumPy
 NOWHERE = -1
 SMALLEST_READ = 64 << 10
 
@@ -24,26 +23,26 @@ class Segments(NamedTuple):
     Attributes
     ----------
     tile, start : ndarray of int64, shape (segments,)
-        Index of the tile of each, and where it lies in the buffer, or `NOWHERE`.
+        Index of each segment's tile, and its position in the buffer; `NOWHERE` if it is missing.
     rows, pixels, channel : ndarray of int64, shape (segments,)
-        The rows and the pixels a row that it has, and the first channel that it holds.
+        Number of rows, pixels per row, and first channel of each segment.
     plain : bool
-        Whether each is a tile as it lies in memory, perhaps without its last rows.
+        Whether each segment is laid out like its tile in memory, perhaps without the last rows.
     failures : dict of int to str
-        Why tiles, by their index, have no segments here.
+        Reasons why tiles have no segments here, by index of the tile.
     """
 
-    tile: NDArray[np.int64]
-    start: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    pixels: NDArray[np.int64]
-    channel: NDArray[np.int64]
+    tile: Integers
+    start: Integers
+    rows: Integers
+    pixels: Integers
+    channel: Integers
     plain: bool
     failures: dict[int, str]
 
 
 def is_raw(level: LevelLayout) -> bool:
-    """Whether a level's tiles hold samples as they are, in either byte order."""
+    """Whether a level's tiles contain plain samples, in either byte order."""
     encoding = level.encoding
     return (
         encoding.compression == COMPRESSION.NONE
@@ -51,19 +50,20 @@ def is_raw(level: LevelLayout) -> bool:
         and encoding.fill_order == FILLORDER.MSB2LSB
         and not encoding.blue_first
         and encoding.table is None
+        and encoding.kept_sample is None
         and level.grid.sizes is None
-        and level.dtype.kind in NUMBERS
+        and level.dtype.kind in NUMERIC_KINDS
     )
 
 
 def is_swapped(level: LevelLayout) -> bool:
-    """Whether the bytes of a raw level's samples are in the other order than this machine's."""
+    """Whether the samples of a raw level are not in the byte order of this machine."""
     stored = level.dtype.newbyteorder(level.encoding.byte_order)
     return stored.itemsize > 1 and not stored.isnative
 
 
-def lies_decoded(level: LevelLayout) -> bool:
-    """Whether tiles are stored as they come to lie in memory, and are worth a read each."""
+def is_stored_decoded(level: LevelLayout) -> bool:
+    """Whether tiles are stored as they are in memory, and are large enough to read one by one."""
     return (
         is_raw(level)
         and not is_swapped(level)
@@ -73,42 +73,38 @@ def lies_decoded(level: LevelLayout) -> bool:
 
 
 def segments_of(
-    level: LevelLayout,
-    tiles: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    present: NDArray[np.bool_],
+    level: LevelLayout, tiles: Integers, starts: Integers, lengths: Integers, present: Mask
 ) -> Segments:
-    """Tell what the segments of raw tiles hold from how long they are.
+    """Determine the shape of raw tiles' segments from their lengths.
 
     Parameters
     ----------
     level : LevelLayout
         The level.
     tiles : ndarray of int64, shape (tiles, 2)
-        Row and column of each.
+        Row and column of each tile.
     starts, lengths : ndarray of int64, shape (planes, tiles)
-        Where each segment lies in the buffer.
+        Position and length of each segment in the buffer.
     present : ndarray of bool, shape (planes, tiles)
-        Whether the file has it.
+        Whether the file contains the segment.
     """
     grid, samples = level.grid, level.encoding.samples
-    pixel = samples * level.dtype.itemsize
+    pixel_bytes = samples * level.dtype.itemsize
     height = np.minimum(grid.tile_height, level.height - tiles[:, 0] * grid.tile_height)
     width = np.minimum(grid.tile_width, level.width - tiles[:, 1] * grid.tile_width)
-    full = grid.tile_height * grid.tile_width * pixel
+    full = grid.tile_height * grid.tile_width * pixel_bytes
     found = np.minimum(lengths, full)
     rows, across = np.zeros_like(found), np.zeros_like(found)
-    # Some writers cut tiles at the edges; what is as long as a full one is a full one.
+    # Some writers crop tiles at the edges. Later shapes win, so a full length means a full tile.
     shapes = (height, width), (height, grid.tile_width), (grid.tile_height, grid.tile_width)
     for high, wide in shapes:
-        size = high * wide * pixel
-        # Behind a level's rows there may be others, and a part of one.
+        size = high * wide * pixel_bytes
+        # More rows than the level has may follow, and the last one may be incomplete.
         fits = (found == size) | ((found > size) & (wide == grid.tile_width))
         rows, across = np.where(fits, high, rows), np.where(fits, wide, across)
     wrong = present & (rows == 0)
     failures = {
-        index: f"it holds {found[np.argmax(wrong[:, index]), index]} bytes of {full}"
+        index: f"it has {found[np.argmax(wrong[:, index]), index]} bytes instead of {full}"
         for index in np.flatnonzero(wrong.any(axis=0)).tolist()
     }
     chosen = planes, indices = np.nonzero(np.broadcast_to(~wrong.any(axis=0), present.shape))

@@ -1,44 +1,44 @@
-"""How a tile is decoded on the CPU, and which ones can't be."""
+"""Decoding of single tiles on the CPU, and a check of whether their encoding is supported."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.images import LERC_WRAPPINGS, decode_lerc
+from napari_wsigpu.codecs.compressions import BY_CODE, ByteCompression, compression_name
+from napari_wsigpu.codecs.image_codecs import LERC_WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals
 from napari_wsigpu.codecs.libraries import PILLOW, load
-from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.model.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
 from napari_wsigpu.storage.source import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.codecs.byte_codecs import Data
+    from napari_wsigpu.codecs.compressions import Unpack
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
-    from napari_wsigpu.codecs.table import Unpack
+    from napari_wsigpu.model.arrays import Array, ByteArray
     from napari_wsigpu.model.layout import Encoding, LevelLayout
 
-# Of each predictor that can be undone, the function that does.
+# Function of imagecodecs that undoes each supported predictor (TIFF 6.0, section 14).
 PREDICTORS: dict[int, str | None] = {
     PREDICTOR.NONE: None,
     PREDICTOR.HORIZONTAL: "delta_decode",
     PREDICTOR.FLOATINGPOINT: "floatpred_decode",
 }
-# What takes many times the memory of its pixels on the way is made of some at a time.
+# Conversions whose intermediate arrays are much larger than the pixels process this many at a time.
 PIXELS_AT_ONCE = 1 << 17
 
 
 def refusal(encoding: Encoding) -> str | None:
-    """Say why tiles of an encoding can't be decoded; None if they can."""
+    """Return why tiles with an encoding can't be decoded; None if they can."""
     if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
-        return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
+        return f"the compression of its LERC data, {encoding.lerc_wrapping}, is not supported"
     found = BY_CODE.get(encoding.compression)
     if found is None:
         return f"its compression, {compression_name(encoding.compression)}, is not supported"
@@ -49,65 +49,51 @@ def refusal(encoding: Encoding) -> str | None:
             return f"its predictor is for floating-point numbers, not for {encoding.dtype}"
     plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
     if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
-        return f"its colours, YCbCr stored by {found.name}, are not supported"
+        return f"YCbCr colors with {found.name} compression are not supported"
     return None
 
 
 def load_for(encoding: Encoding) -> None:
-    """Load the libraries that decode tiles of an encoding; see `codecs.libraries`."""
-    load(
-        _functions(
-            encoding.compression,
-            encoding.predictor,
-            encoding.fill_order,
-            encoding.lerc_wrapping,
-            encoding.jpeg_scale,
-        )
+    """Load the libraries that decode tiles with an encoding; see `codecs.libraries`."""
+    functions = (
+        BY_CODE[encoding.compression].function,
+        PREDICTORS.get(encoding.predictor),
+        "bitorder_decode" if encoding.fill_order == FILLORDER.LSB2MSB else None,
+        LERC_WRAPPINGS.get(encoding.lerc_wrapping),
+        PILLOW if encoding.jpeg_scale > 1 else None,
     )
+    load(list(filter(None, functions)))
 
 
-@cache
-def _functions(
-    compression: int, predictor: int, fill_order: int, lerc_wrapping: int, jpeg_scale: int
-) -> frozenset[str]:
-    """Name the functions of imagecodecs that decode tiles, and Pillow if that does."""
-    found = (
-        BY_CODE[compression].function,
-        PREDICTORS.get(predictor),
-        "bitorder_decode" if fill_order == FILLORDER.LSB2MSB else None,
-        LERC_WRAPPINGS.get(lerc_wrapping),
-        PILLOW if jpeg_scale > 1 else None,
-    )
-    return frozenset(filter(None, found))
-
-
-def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
+def decode_tile(tile: EncodedTile, memory: ByteArray) -> Array:
     """Decode one tile.
 
     Parameters
     ----------
     tile : EncodedTile
-        Its encoded bytes.
+        The encoded tile.
     memory : ndarray of uint8
-        As many bytes as the full tile has, to decode into.
+        Memory to decode into, as large as a full tile.
 
     Returns
     -------
     ndarray, shape (height, width, channels)
-        In native byte order, in `memory`. Tiles at the lower and right edge may be cut to
-        their level.
+        View of `memory`, in native byte order. Tiles at the bottom and right edges may be cropped
+        to their level.
 
     Raises
     ------
     RuntimeError, ValueError
-        If the bytes are damaged; the codec says how.
+        If the data is damaged; the message is the codec's.
     SlideError
-        If the source they are read from right into memory can't be read.
+        If the tile has a `fill` function, and its source can't be read.
     """
     level = tile.level
     if tile.fill is not None:
-        views = list(_possible_views(level, tile.row, tile.column, memory))
+        views = list(_tile_views(level, tile.row, tile.column, memory))
         return _view_of(tile.fill(memory.data), views)
+    if level.encoding.kept_sample is not None:
+        return _decode_one_sample(level.encoding.kept_sample, tile, memory)
     if level.encoding.jpeg_header is not None:
         return _decode_intervals(level.encoding.jpeg_header, tile, memory)
     if level.encoding.table is not None and tile.segments[0] is not None:
@@ -129,39 +115,39 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
     return pixels[:height, :width]
 
 
-def whole_tiles(
+def whole_tile_decoder(
     batch: EncodedBatch,
-) -> tuple[Callable[[Any, NDArray[Any]], Any], Callable[[int], Any]] | None:
-    """Return what reads and decodes those tiles of a batch that are one sound picture of full size.
+) -> tuple[Callable[[Data, Array], None], Callable[[int], Data | None]] | None:
+    """Return functions that decode and read the tiles of a batch if each is one full-size image.
 
-    It does nothing else, to take as little of the interpreter's time as can be. What it refuses,
-    and other tiles, are for `decode_tile`.
+    Both hold the GIL as little as possible. Use `decode_tile` if this returns None, and for tiles
+    that are missing or that the first function can't decode.
 
     Returns
     -------
     callable
-        Takes the bytes of a tile, and an array to decode into.
+        Decodes the bytes of a tile into an array.
     callable
-        Gives the bytes of a tile by its number, None if it may not be decoded so. It may raise
-        `SlideError` if they can't be read.
+        Returns the bytes of a tile by its index; None if the tile is missing. It may raise
+        `SlideError`.
     """
     level = batch.level
     encoding = level.encoding
     compression = BY_CODE[encoding.compression]
     if not batch.single or encoding.jpeg_header is not None or encoding.table is not None:
         return None
-    if isinstance(compression, ByteCompression):
+    if isinstance(compression, ByteCompression) or encoding.kept_sample is not None:
         return None
     decode = compression.decode
-    return (lambda data, out: decode(data, encoding, 0, out)), batch.fetcher()
+    return (lambda data, out: decode(data, encoding, 0, out)), batch.segment_reader()
 
 
-def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """Decode a tile that is made up of restart intervals of a large JPEG."""
+def _decode_intervals(header: bytes, tile: EncodedTile, memory: ByteArray) -> Array:
+    """Decode a tile that consists of restart intervals of a large JPEG."""
     grid, encoding = tile.level.grid, tile.level.encoding
     intervals = [interval for interval in tile.segments if interval is not None]
     if None in tile.segments[: len(intervals)]:
-        raise ValueError("a part of it is missing")
+        raise ValueError("one of its restart intervals is missing")
     height = len(intervals) * grid.tile_height // grid.planes
     shape = height, grid.tile_width, encoding.samples
     pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
@@ -169,34 +155,41 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
     return pixels
 
 
-def _decode_by_table(
-    table: bytes, data: memoryview, tile: EncodedTile, memory: NDArray[np.uint8]
-) -> NDArray[Any]:
-    """Decode numbers, and look up what each is shown as."""
-    level = tile.level
-    shades = np.frombuffer(table, np.uint8).reshape(-1, level.channels)
-    stored = np.empty(memory.size // level.channels, np.uint8)
-    numbers = _decode_segment(data, tile, 0, stored)[..., 0]
-    height, width = numbers.shape
-    pixels = memory[: numbers.size * level.channels].reshape(height, width, level.channels)
-    for rows in _some_rows(height, width):
-        np.take(shades, numbers[rows], axis=0, out=pixels[rows], mode="clip")
+def _decode_one_sample(sample: int, tile: EncodedTile, memory: ByteArray) -> Array:
+    """Decode all samples of a tile, and keep one."""
+    level, samples = tile.level, tile.level.encoding.samples
+    whole = replace(level, channels=samples, encoding=replace(level.encoding, kept_sample=None))
+    decoded = decode_tile(tile._replace(level=whole), np.empty(samples * memory.size, np.uint8))
+    kept = decoded[..., sample : sample + 1]
+    pixels = memory[: kept.nbytes].view(level.dtype).reshape(kept.shape)
+    pixels[...] = kept
     return pixels
 
 
-def _decode_segment(
-    data: memoryview, tile: EncodedTile, plane: int, memory: NDArray[np.uint8]
-) -> NDArray[Any]:
-    """Decode one plane's bytes to the one of the possible shapes that they have."""
+def _decode_by_table(table: bytes, data: memoryview, tile: EncodedTile, memory: ByteArray) -> Array:
+    """Decode palette indices, and look up their colors."""
+    level = tile.level
+    colors = np.frombuffer(table, np.uint8).reshape(-1, level.channels)
+    stored = np.empty(memory.size // level.channels, np.uint8)
+    indices = _decode_segment(data, tile, 0, stored)[..., 0]
+    height, width = indices.shape
+    pixels = memory[: indices.size * level.channels].reshape(height, width, level.channels)
+    for rows in _bands(height, width):
+        np.take(colors, indices[rows], axis=0, out=pixels[rows], mode="clip")
+    return pixels
+
+
+def _decode_segment(data: memoryview, tile: EncodedTile, plane: int, memory: ByteArray) -> Array:
+    """Decode the segment of one plane, trying all shapes that the tile may have."""
     if isinstance(data.obj, Unreadable):
         raise ValueError(data.obj.reason)
     encoding = tile.level.encoding
-    views = _possible_views(tile.level, tile.row, tile.column, memory)
+    views = _tile_views(tile.level, tile.row, tile.column, memory)
     compression = BY_CODE[encoding.compression]
     if isinstance(compression, ByteCompression):
         return _decode_bytes(compression.unpack, data, encoding, list(views))
-    # A codec checks its own header against `pixels` before it allocates anything, so a tile
-    # that claims to be huge costs nothing.
+    # Each codec compares the size in the header with `pixels` before it allocates anything, so a
+    # tile that claims to be huge costs nothing.
     first_error: Exception | None = None
     for pixels in views:
         try:
@@ -209,31 +202,26 @@ def _decode_segment(
     try:
         raise first_error
     finally:
-        del first_error  # an error that its own traceback leads to would keep a batch's pixels
+        del first_error  # its traceback refers to this frame: the cycle would keep the pixels alive
 
 
-def _possible_views(
-    level: LevelLayout, row: int, column: int, memory: NDArray[np.uint8]
-) -> Iterator[NDArray[Any]]:
-    """Yield memory in the shapes that a tile's pixels may have, full size first.
+def _tile_views(level: LevelLayout, row: int, column: int, memory: ByteArray) -> Iterator[Array]:
+    """Yield views of memory in the shapes that a tile may have, the full size first.
 
-    Some writers cut the tiles at the right and lower edge to the level's extent.
+    Some writers crop the tiles at the right and bottom edges to the level.
     """
     grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
     if grid.sizes is not None:
         sizes = [tuple(grid.sizes[:, row, column].tolist())]
     else:
-        height = min(grid.tile_height, level.height - row * grid.tile_height)
-        width = min(grid.tile_width, level.width - column * grid.tile_width)
+        height, width = level.tile_rect(row, column)[2:]
         sizes = [(grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)]
     for high, wide in dict.fromkeys(sizes):
         size = high * wide * samples * dtype.itemsize
         yield memory[:size].view(dtype).reshape(high, wide, samples)
 
 
-def _decode_bytes(
-    unpack: Unpack, data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]
-) -> NDArray[Any]:
+def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequence[Array]) -> Array:
     if encoding.fill_order == FILLORDER.LSB2MSB:
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.bits < 8:
@@ -242,7 +230,7 @@ def _decode_bytes(
     pixels = _view_of(len(raw), views)
     raw = raw[: pixels.nbytes]
     if encoding.predictor == PREDICTOR.FLOATINGPOINT:
-        # This predictor works on the stored order of bytes and restores the native one.
+        # This predictor reads the stored byte order and writes the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
         imagecodecs.floatpred_decode(values, axis=-2, out=pixels)
         return pixels
@@ -254,36 +242,34 @@ def _decode_bytes(
     return pixels
 
 
-def _decode_bits(
-    unpack: Unpack, data: Any, bits: int, views: Sequence[NDArray[Any]]
-) -> NDArray[Any]:
-    """Decode samples of which several share a byte; each row begins with a byte of its own."""
+def _decode_bits(unpack: Unpack, data: Data, bits: int, views: Sequence[Array]) -> Array:
+    """Decode samples of fewer than 8 bits; each row starts at a byte boundary."""
     rows = [-(-view.shape[1] * bits // 8) for view in views]
     raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
     for pixels, row in zip(views, rows, strict=True):
         if len(pixels) * row == len(raw):
             packed = np.frombuffer(raw, np.uint8).reshape(-1, row)
             weights = 1 << np.arange(bits - 1, -1, -1, dtype=np.uint8)
-            for some in _some_rows(len(pixels), 8 * row):
-                parts = np.unpackbits(packed[some], axis=1)
-                parts = parts.reshape(len(parts), -1, bits)[:, : pixels.shape[1]]
-                pixels[some, :, 0] = parts @ weights
+            for band in _bands(len(pixels), 8 * row):
+                unpacked = np.unpackbits(packed[band], axis=1)
+                unpacked = unpacked.reshape(len(unpacked), -1, bits)[:, : pixels.shape[1]]
+                pixels[band, :, 0] = unpacked @ weights
             return pixels
-    raise ValueError(f"it holds {len(raw)} bytes of {len(views[0]) * rows[0]}")
+    raise ValueError(f"it has {len(raw)} bytes instead of {len(views[0]) * rows[0]}")
 
 
-def _some_rows(height: int, width: int) -> Iterator[slice]:
-    """Yield the rows of a picture, some at a time."""
+def _bands(height: int, width: int) -> Iterator[slice]:
+    """Yield slices of rows with about `PIXELS_AT_ONCE` pixels each."""
     step = max(1, PIXELS_AT_ONCE // max(1, width))
     yield from (slice(first, first + step) for first in range(0, height, step))
 
 
-def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the one of possible views that so many bytes are of.
+def _view_of(size: int, views: Sequence[Array]) -> Array:
+    """Return the view that matches a number of bytes.
 
-    There may be more rows than their level has, and a part of one.
+    There may be more rows of bytes than the view has, and the last one may be incomplete.
     """
     for pixels in views:
         if pixels.nbytes == size or (pixels.nbytes < size and pixels.shape[1] == views[0].shape[1]):
             return pixels
-    raise ValueError(f"it holds {size} bytes of {views[0].nbytes}")
+    raise ValueError(f"it has {size} bytes instead of {views[0].nbytes}")

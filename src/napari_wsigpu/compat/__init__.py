@@ -1,4 +1,5 @@
-"""Faces of other libraries, for code that moves to this one, and readers that they plug in.
+"""Interfaces of other libraries: drop-in replacements, and reader plugins for them.
 
-Each reader (bioio, MONAI, tiatoolbox, wsidata) needs the package of its name.
+Code written for OpenSlide, tiffslide or cuCIM runs once its import is changed. The readers for
+bioio, MONAI, TIAToolbox and wsidata need the respective package.
 """

@@ -1,8 +1,8 @@
-"""`Reader` for bioio: ``BioImage(path, reader=Reader)``, or by its ending, without a word."""
+"""`Reader` for bioio: ``BioImage(path, reader=Reader)``, or ``BioImage(path)`` for slide files."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xarray
 from bioio_base.dimensions import DimensionNames
@@ -18,18 +18,21 @@ from napari_wsigpu.slide.slide import open_slide
 if TYPE_CHECKING:
     import os
 
+    import dask.array
     from fsspec.spec import AbstractFileSystem
+
+    from napari_wsigpu.model.arrays import Array
 
 
 class Reader(BaseReader):  # type: ignore[misc]
-    """Reads the levels of a slide: y, x and samples of RGB ones, and c, y, x of others.
+    """Reads the levels of a slide: with axes YXS for RGB, CYX otherwise.
 
     Parameters
     ----------
     image : str or PathLike
-        The slide, a local file or folder.
+        Path of the slide, a local file or folder.
     fs_kwargs : dict, optional
-        Of no use here.
+        Ignored.
 
     Attributes
     ----------
@@ -38,13 +41,13 @@ class Reader(BaseReader):  # type: ignore[misc]
     """
 
     def __init__(
-        self, image: str | os.PathLike[str], fs_kwargs: dict[str, Any] | None = None, **_: Any
+        self, image: str | os.PathLike[str], fs_kwargs: dict[str, object] | None = None, **_: object
     ) -> None:
         self._fs, self._path = pathlike_to_fs(image, enforce_exists=True)
         self.slide = open_slide(self._path)
 
     @staticmethod
-    def _is_supported_image(fs: AbstractFileSystem, path: str, **_: Any) -> bool:
+    def _is_supported_image(fs: AbstractFileSystem, path: str, **_: object) -> bool:
         try:
             with open_slide(path):
                 return True
@@ -53,15 +56,15 @@ class Reader(BaseReader):  # type: ignore[misc]
 
     @property
     def scenes(self) -> tuple[str, ...]:
-        """The slide alone."""
+        """A single scene, the slide."""
         return ("slide",)
 
     @property
     def resolution_levels(self) -> tuple[int, ...]:
-        """The numbers of the levels, finest first."""
+        """Level numbers, finest first."""
         return tuple(range(self.slide.level_count))
 
-    def _array(self, pixels: Any) -> xarray.DataArray:
+    def _array(self, pixels: Array | dask.array.Array) -> xarray.DataArray:
         names = DimensionNames
         if self.slide.layout.rgb:
             dims = [names.SpatialY, names.SpatialX, names.Samples]
@@ -79,7 +82,7 @@ class Reader(BaseReader):  # type: ignore[misc]
 
     @property
     def physical_pixel_sizes(self) -> PhysicalPixelSizes:
-        """Micrometres a pixel of the level that is shown."""
+        """Pixel size of the current level in micrometers; None if the slide does not state it."""
         if self.slide.mpp is None:
             return PhysicalPixelSizes(None, None, None)
         step = self.slide.level_downsamples[self.current_resolution_level]
@@ -88,11 +91,11 @@ class Reader(BaseReader):  # type: ignore[misc]
 
 
 class ReaderMetadata(BaseMetadata):  # type: ignore[misc]
-    """What bioio asks of the reader before it imports it."""
+    """Describes the reader to bioio without opening a slide."""
 
     @staticmethod
     def get_supported_extensions() -> list[str]:
-        """Return the endings that only slides have, without their dots."""
+        """Return the file extensions of slide formats, without dots."""
         return sorted({ending.removeprefix(".") for item in FORMATS for ending in item.endings})
 
     @staticmethod

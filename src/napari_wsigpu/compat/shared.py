@@ -1,4 +1,4 @@
-"""What several of these interfaces need."""
+"""Code shared by the interfaces of other libraries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
+    from napari_wsigpu.model.geometry import Pair
     from napari_wsigpu.model.layout import SlideLayout
-
-    Pair = tuple[int, int]
 
 Value = TypeVar("Value")
 
 
 class OpenedSlide(ABC):
-    """What the slides of OpenSlide's and tiffslide's interfaces have in common."""
+    """Base class of slides with OpenSlide's or tiffslide's interface."""
 
     def __enter__(self) -> Self:
         return self
@@ -29,7 +28,7 @@ class OpenedSlide(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     @property
     @abstractmethod
@@ -39,7 +38,7 @@ class OpenedSlide(ABC):
     @property
     @abstractmethod
     def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one of each level spans."""
+        """Downsample of each level relative to level 0."""
 
     @property
     def dimensions(self) -> Pair:
@@ -47,20 +46,22 @@ class OpenedSlide(ABC):
         return self.level_dimensions[0]
 
     def get_best_level_for_downsample(self, downsample: float) -> int:
-        """Return the coarsest level that is at least so fine."""
+        """Return the coarsest level whose downsample is at most `downsample`, else 0."""
         factors = self.level_downsamples
         return max((level for level, each in enumerate(factors) if each <= downsample), default=0)
 
 
-class Items(Mapping[str, Value]):
-    """What a slide has by name, made when it is asked for.
+class LazyMapping(Mapping[str, Value]):
+    """A mapping that computes its values on access.
 
     Parameters
     ----------
     kind : str
-        What `repr` calls it.
-    names, make : callable
-        Give all names, and what has a name.
+        Type name shown by `repr`.
+    names : callable
+        Returns all names.
+    make : callable
+        Returns the value of a name.
     """
 
     def __init__(
@@ -83,31 +84,33 @@ class Items(Mapping[str, Value]):
         return f"<{self._kind} {dict(self)!r}>"
 
 
-def truncated(place: Pair, downsample: float) -> tuple[Pair, Pair]:
-    """Return where a level's pixels are, as those say who round towards 0.
+def truncated(location: Pair, downsample: float) -> tuple[Pair, Pair]:
+    """Truncate a location to whole pixels of a level, as tiffslide and cuCIM do.
+
+    `Slide.read_region` rounds instead, so it needs a location that rounds to the same pixel.
 
     Parameters
     ----------
-    place : tuple of int
+    location : tuple of int
         (x, y) in pixels of level 0.
     downsample : float
-        The level's.
+        Downsample of the level.
 
     Returns
     -------
     start : tuple of int
-        (x, y) in the level's own pixels.
+        (x, y) in pixels of the level.
     location : tuple of int
-        (x, y) in pixels of level 0 that `Slide.read_region` takes for it.
+        (x, y) in pixels of level 0, for `Slide.read_region`.
     """
-    x, y = (int(number / downsample) for number in place)
+    x, y = (int(number / downsample) for number in location)
     return (x, y), (math.floor(x * downsample + 0.5), math.floor(y * downsample + 0.5))
 
 
 def mpp_of(layout: SlideLayout) -> tuple[float, float] | None:
-    """Return micrometres a pixel (x, y) as OpenSlide and tiffslide do.
+    """Return the pixel size (x, y) in micrometers that OpenSlide and tiffslide report.
 
-    They take any resolution of a plain TIFF for a measurement, also the 72 dpi of screens.
+    They trust any resolution of a plain TIFF, even the 72 dpi of screens.
     """
     tags = layout.metadata.get("tiff")
     if layout.mpp is not None or layout.vendor != "generic-tiff" or not isinstance(tags, dict):

@@ -1,8 +1,8 @@
-"""`SlideReader` for TIAToolbox, which ``WSIReader.open`` takes in place of a path."""
+"""`SlideReader` for TIAToolbox, which ``WSIReader.open`` accepts instead of a path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiatoolbox.wsicore.wsireader import OpenSlideWSIReader
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class SlideReader(OpenSlideWSIReader):  # type: ignore[misc]
-    """TIAToolbox's reader by OpenSlide, on top of `Slide`.
+    """TIAToolbox's OpenSlide reader, on top of `Slide`.
 
     Parameters
     ----------
     input_img : str or PathLike
-        The slide.
+        Path of the slide.
     **options
-        ``mpp``, ``power`` and ``post_proc`` of TIAToolbox's readers.
+        Options of TIAToolbox's readers: ``mpp``, ``power`` and ``post_proc``.
 
     Attributes
     ----------
     openslide_wsi : OpenSlide
-        The open slide; its ``slide`` is this package's.
+        The open slide; its attribute ``slide`` is the `Slide`.
     """
 
-    def __init__(self, input_img: str | os.PathLike[str], **options: Any) -> None:
-        # Its own would open the file by OpenSlide.
+    def __init__(self, input_img: str | os.PathLike[str], **options: object) -> None:
+        # Skip the constructor of OpenSlideWSIReader, which would open the file with OpenSlide.
         super(OpenSlideWSIReader, self).__init__(input_img, **{"post_proc": "auto"} | options)
         self.openslide_wsi = OpenSlide(str(self.input_path))

@@ -1,11 +1,11 @@
 """`SlideReader` for wsidata and LazySlide: ``open_wsi(path, reader="napari-wsigpu")``.
 
-Import this module first; it registers the reader.
+Importing this module registers the reader.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -13,12 +13,14 @@ from wsidata.reader._reader_registry import register
 from wsidata.reader.base import AssociatedImages, ReaderBase
 
 from napari_wsigpu.compat.openslide.properties import openslide_properties
-from napari_wsigpu.slide.slide import Slide, blank, open_slide
+from napari_wsigpu.slide.slide import Slide, clear_missing, open_slide
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
+
+    from napari_wsigpu.model.arrays import Array
 
 NAME = "napari-wsigpu"
 
@@ -30,14 +32,14 @@ class SlideReader(ReaderBase):  # type: ignore[misc]
     Parameters
     ----------
     file : str or PathLike
-        The slide.
+        Path of the slide.
     """
 
     name = NAME
     pkg_namespaces = "napari_wsigpu"
     _associated_images: AssociatedImages | None = None
 
-    def __init__(self, file: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(self, file: str | os.PathLike[str], **options: object) -> None:
         self.file = str(file)
         self.create_reader()
         self.set_properties(openslide_properties(self._slide))
@@ -48,29 +50,27 @@ class SlideReader(ReaderBase):  # type: ignore[misc]
         return slide
 
     def get_region(
-        self, x: float, y: float, width: int, height: int, level: int = 0, **options: Any
+        self, x: float, y: float, width: int, height: int, level: int = 0, **options: object
     ) -> NDArray[np.uint8]:
-        """Read a rectangle: (x, y) in pixels of level 0, its size in those of the level."""
-        place, size = (int(x), int(y)), (int(width), int(height))
+        """Read a region: (x, y) in pixels of level 0, width and height in pixels of the level."""
+        location, size = (int(x), int(y)), (int(width), int(height))
         level = int(self.translate_level(level))
-        pixels = self._slide.read_region(place, size, level)
-        blank(pixels, self._slide, place, level)  # as OpenSlide's reader has it
+        pixels = self._slide.read_region(location, size, level)
+        clear_missing(pixels, self._slide, location, level)  # as in wsidata's OpenSlide reader
         return _as_rgb(pixels)
 
-    def get_thumbnail(self, size: int, **options: Any) -> NDArray[np.uint8]:
-        """Return the whole slide, whose longer side has so many pixels."""
-        level = next(
-            item
-            for item in reversed(self._slide.pyramid)
-            if item.layout.longer_side >= size or item.number == 0
-        )
+    def get_thumbnail(self, size: int, **options: object) -> NDArray[np.uint8]:
+        """Return the whole slide, scaled so that its longer side has `size` pixels."""
+        pyramid = self._slide.pyramid
+        large = (item for item in reversed(pyramid) if item.layout.longer_side >= size)
+        level = next(large, pyramid[0])
         image = Image.fromarray(_as_rgb(self._slide.level_array(level.number)[...]))
         image.thumbnail((size, size), Image.Resampling.LANCZOS)
         return np.asarray(image)
 
     @property
     def associated_images(self) -> AssociatedImages:
-        """The pictures beside the slide by name."""
+        """Associated images by name."""
         if self._associated_images is None:
             pictures = self._slide.associated_images.items()
             self._associated_images = AssociatedImages(
@@ -83,15 +83,15 @@ class SlideReader(ReaderBase):  # type: ignore[misc]
         self.set_reader(open_slide(self.file))
 
     def detach_reader(self) -> None:
-        """Close the slide; it is opened again when it is needed."""
+        """Close the slide; wsidata reopens it on the next access."""
         slide = self._reader
         if slide is not None:
             self.set_reader(None)
             slide.close()
 
 
-def _as_rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return 8 bit RGB pixels; of 16 bits, the upper ones."""
+def _as_rgb(pixels: Array) -> NDArray[np.uint8]:
+    """Return 8-bit RGB pixels: the upper 8 bits of 16-bit samples."""
     if pixels.dtype == np.uint16:
         pixels = (pixels >> 8).astype(np.uint8)
     found: NDArray[np.uint8] = pixels[..., :3] if pixels.shape[2] > 2 else pixels[..., [0, 0, 0]]

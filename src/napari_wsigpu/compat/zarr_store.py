@@ -1,7 +1,7 @@
-"""`SlideStore`: a slide as a read-only store of Zarr, for all that reads Zarr.
+"""`SlideStore`: a slide as a read-only Zarr store.
 
-group = zarr.open_group(SlideStore(slide), mode="r")            # OME-Zarr 0.5: c, y, x
-array = zarr.open_array(SlideStore(slide.levels[0]), mode="r")  # as the level is: y, x, c
+group = zarr.open_group(SlideStore(slide), mode="r")            # OME-Zarr 0.5, axes c, y, x
+array = zarr.open_array(SlideStore(slide.levels[0]), mode="r")  # axes of the level: y, x, c
 """
 
 from __future__ import annotations
@@ -9,51 +9,47 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.conversion.ngff import image_attributes
+from napari_wsigpu.conversion.ome_zarr_attributes import image_attributes
 from napari_wsigpu.model.errors import MissingPackageError
 from napari_wsigpu.reading.level import LevelArray
 
 try:
-    from zarr.abc.store import (
-        OffsetByteRequest,
-        RangeByteRequest,
-        Store,
-        SuffixByteRequest,
-    )
+    from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 except ImportError as error:
     raise MissingPackageError(
-        "A slide as a Zarr store needs zarr, which can't be imported; pip install "
-        "napari-wsigpu[zarr]."
+        'SlideStore needs zarr, which cannot be imported; run pip install "napari-wsigpu[zarr]".'
     ) from error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+
     from napari_wsigpu.slide.slide import Slide
 
 DOCUMENT = "zarr.json"
-# Chunks of strips and small tiles are several of them.
+# Smaller tiles and strips are combined into chunks of at least this side.
 SMALLEST_CHUNK = 256
 
 
 class SlideStore(Store):  # type: ignore[misc]
     """A slide, or one of its levels, as a read-only store.
 
-    A slide is a group, whose levels are the arrays ``0``, ``1``, ...; a level is an array of its
-    own shape. Chunks are stored tiles, uncompressed; each is decoded when it is asked for. The
-    slide has to stay open.
+    A slide is a group whose levels are the arrays ``0``, ``1``, ...; a level is a single array.
+    Each chunk is a tile, decoded when it is read. The slide must stay open.
 
     Parameters
     ----------
     source : Slide or LevelArray
-        What to show.
+        The slide or level to expose.
     axes : str
-        Of a slide's arrays: ``"cyx"``, which makes it an OME-Zarr 0.5 image, ``"yxc"``, or
-        ``"yx"`` of the first channel alone.
+        Axes of a slide's arrays: ``"cyx"``, which makes it an OME-Zarr 0.5 image, ``"yxc"``, or
+        ``"yx"`` for the first channel only.
     """
 
     supports_writes = False
@@ -62,7 +58,7 @@ class SlideStore(Store):  # type: ignore[misc]
 
     def __init__(self, source: Slide | LevelArray, axes: str = "cyx") -> None:
         super().__init__(read_only=True)
-        self._source, self._axes = source, axes
+        self._source, self._key = source, (id(source), axes)
         if isinstance(source, LevelArray):
             self._arrays = {"": _Array(source, "yxc"[: source.ndim])}
             self._documents = {DOCUMENT: self._arrays[""].document()}
@@ -74,47 +70,46 @@ class SlideStore(Store):  # type: ignore[misc]
             self._documents[prefix + DOCUMENT] = array.document()
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, SlideStore)
-            and other._source is self._source
-            and other._axes == self._axes
-        )
+        return isinstance(other, SlideStore) and other._key == self._key
 
     def __hash__(self) -> int:
-        return hash((id(self._source), self._axes))
+        return hash(self._key)
 
     def __repr__(self) -> str:
         return f"<SlideStore of {self._source!r}>"
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """Return a document's or a chunk's bytes; None if there is none of that name."""
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return the bytes of a metadata document or chunk, or None if the key does not exist."""
         data = self._documents.get(key)
         if data is None:
             found = self._chunk_of(key)
             if found is None:
                 return None
-            array, place = found
-            data = await asyncio.to_thread(array.chunk, place)
-        return prototype.buffer.from_bytes(data[_part(byte_range, len(data))])
+            array, index = found
+            # Decoding blocks, so it runs outside of the event loop.
+            data = await asyncio.to_thread(array.chunk, index)
+        buffer: Buffer = prototype.buffer.from_bytes(data[_slice_of(byte_range, len(data))])
+        return buffer
 
     async def get_partial_values(
-        self, prototype: Any, key_ranges: Iterable[tuple[str, Any]]
-    ) -> list[Any]:
-        """Return bytes of several keys."""
-        return list(
-            await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
-        )
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return the bytes of several keys."""
+        reads = (self.get(key, prototype, part) for key, part in key_ranges)
+        return list(await asyncio.gather(*reads))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is a document or chunk of that name."""
+        """Whether a metadata document or chunk has this key."""
         return key in self._documents or self._chunk_of(key) is not None
 
-    async def set(self, key: str, value: Any) -> None:
-        """Refuse to write."""
+    async def set(self, key: str, value: Buffer) -> None:
+        """Raise an error: the store is read-only."""
         self._check_writable()
 
     async def delete(self, key: str) -> None:
-        """Refuse to write."""
+        """Raise an error: the store is read-only."""
         self._check_writable()
 
     async def list(self) -> AsyncIterator[str]:
@@ -122,17 +117,17 @@ class SlideStore(Store):  # type: ignore[misc]
         for key in self._documents:
             yield key
         for prefix, array in self._arrays.items():
-            for place in np.ndindex(array.counts):
-                yield f"{prefix}c/{'/'.join(map(str, place))}"
+            for index in np.ndindex(array.counts):
+                yield f"{prefix}c/{'/'.join(map(str, index))}"
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the keys that begin so."""
+        """Yield the keys that start with a prefix."""
         async for key in self.list():
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield what lies in a folder, without what lies in its folders."""
+        """Yield the names of the entries of a folder, but not of its subfolders."""
         start = f"{prefix.rstrip('/')}/".lstrip("/")
         seen = set()
         async for key in self.list_prefix(start):
@@ -142,18 +137,18 @@ class SlideStore(Store):  # type: ignore[misc]
                 yield name
 
     def _chunk_of(self, key: str) -> tuple[_Array, tuple[int, ...]] | None:
-        prefix, found, place = key.rpartition("c/")
+        prefix, found, path = key.rpartition("c/")
         array = self._arrays.get(prefix)
         if not found or array is None:
             return None
         try:
-            numbers = tuple(map(int, place.split("/")))
+            numbers = tuple(map(int, path.split("/")))
         except ValueError:
             return None
-        there = len(numbers) == len(array.counts) and all(
+        exists = len(numbers) == len(array.counts) and all(
             0 <= number < count for number, count in zip(numbers, array.counts, strict=True)
         )
-        return (array, numbers) if there else None
+        return (array, numbers) if exists else None
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,7 @@ class _Array:
     axes: str
 
     def _in_order(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """Return numbers of (y, x, c) in the order of the axes."""
+        """Reorder values of the axes (y, x, c) to the order of `axes`."""
         return tuple(values["yxc".index(axis)] for axis in self.axes)
 
     @property
@@ -182,13 +177,13 @@ class _Array:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many chunks there are along each axis."""
+        """Number of chunks along each axis."""
         return tuple(-(-n // m) for n, m in zip(self.shape, self.chunk_shape, strict=True))
 
-    def chunk(self, place: tuple[int, ...]) -> bytes:
-        """Decode a chunk."""
+    def chunk(self, index: tuple[int, ...]) -> bytes:
+        """Return the little-endian bytes of a chunk, padded with zeros at the edges."""
         rows, columns = (
-            slice(place[axis] * self.chunk_shape[axis], (place[axis] + 1) * self.chunk_shape[axis])
+            slice(index[axis] * self.chunk_shape[axis], (index[axis] + 1) * self.chunk_shape[axis])
             for axis in map(self.axes.index, "yx")
         )
         pixels = self.level[rows, columns]
@@ -203,15 +198,13 @@ class _Array:
         return pixels.astype(pixels.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def document(self) -> bytes:
+        chunks = {"chunk_shape": self.chunk_shape}
         return _json(
             {
                 "node_type": "array",
                 "shape": self.shape,
                 "data_type": self.level.dtype.name,
-                "chunk_grid": {
-                    "name": "regular",
-                    "configuration": {"chunk_shape": self.chunk_shape},
-                },
+                "chunk_grid": {"name": "regular", "configuration": chunks},
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
                 "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
                 "fill_value": 0,
@@ -231,16 +224,16 @@ def _group(slide: Slide, *, ome: bool) -> bytes:
     return _json({"node_type": "group", "attributes": attributes})
 
 
-def _json(document: dict[str, Any]) -> bytes:
+def _json(document: dict[str, object]) -> bytes:
     return json.dumps({"zarr_format": 3, **document}).encode()
 
 
-def _part(wanted: Any, size: int) -> slice:
-    """Return which bytes of so many a request is for."""
-    if isinstance(wanted, RangeByteRequest):
-        return slice(wanted.start, wanted.end)
-    if isinstance(wanted, OffsetByteRequest):
-        return slice(wanted.offset, None)
-    if isinstance(wanted, SuffixByteRequest):
-        return slice(max(0, size - wanted.suffix), None)
+def _slice_of(request: ByteRequest | None, size: int) -> slice:
+    """Return the slice of `size` bytes that a request selects."""
+    if isinstance(request, RangeByteRequest):
+        return slice(request.start, request.end)
+    if isinstance(request, OffsetByteRequest):
+        return slice(request.offset, None)
+    if isinstance(request, SuffixByteRequest):
+        return slice(max(0, size - request.suffix), None)
     return slice(None)

@@ -1,59 +1,67 @@
-"""Zarr arrays read into device memory, by what the process shares."""
+"""Read Zarr arrays into device memory, using the devices of the process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.transfer.zarr import read_zarr
+from napari_wsigpu.gpu.transfer.zarr_reader import read_zarr
 from napari_wsigpu.slide.runtime import default as default_runtime
 
 if TYPE_CHECKING:
+    import os
+    from types import EllipsisType
+
+    import zarr
+
+    from napari_wsigpu.model.arrays import DeviceArray
     from napari_wsigpu.slide.runtime import Runtime
+
+    Selection = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 
 def read_zarr_to_gpu(
-    array: Any,
-    selection: Any = ...,
+    array: zarr.Array | str | os.PathLike[str],
+    selection: Selection = ...,
     *,
     device: str = "cuda",
     how: str = "auto",
     runtime: Runtime | None = None,
-) -> Any:
+) -> DeviceArray:
     """Read a part of a Zarr array into device memory.
 
     Parameters
     ----------
     array : zarr.Array, str or PathLike
-        The array, of Zarr v2 or v3, or where it is.
+        A Zarr v2 or v3 array, or its path.
     selection : int, slice, ellipsis or tuple of these
-        The part, as in ``array[selection]``; slices go forward.
+        The part to read, as in ``array[selection]``; steps must be positive.
     device : str
-        ``"cuda"`` or ``"cuda:1"``.
+        Device name, such as ``"cuda"`` or ``"cuda:1"``.
     how : {"auto", "direct", "nvcomp", "host"}
-        The way: uncompressed chunks of local files straight into device memory, by GPUDirect
-        Storage where that works; chunks of zstd or LZ4 in the same way, decompressed there by
-        nvCOMP; any array by zarr on the host, and one copy. By default the first of them that
-        can be gone. What fails then is said once in the log, and the next one is tried.
+        Method: ``"direct"`` reads uncompressed chunks of local files straight into device memory,
+        with GPUDirect Storage where available; ``"nvcomp"`` reads zstd or LZ4 chunks the same way
+        and decompresses them on the device; ``"host"`` reads any array with zarr and copies the
+        result. ``"auto"`` tries them in this order and logs each failure once.
     runtime : Runtime, optional
-        The devices to use instead of the process's own.
+        Runtime whose devices are used; the default runtime of the process if None.
 
     Returns
     -------
     cupy.ndarray
-        Of the array's type. Chunks that are missing hold the fill value.
+        The part, with the array's dtype. Missing chunks hold the fill value.
 
     Raises
     ------
     MissingPackageError
         If zarr is not installed.
     RegionError
-        If the selection is none, or does not fit the array or the device's memory.
+        If the selection is invalid, or does not fit the array or the device memory.
     DeviceError
-        If the device can't be used.
+        If the device cannot be used.
     UnsupportedArrayError
-        If the array can't be read in the way that was asked for.
+        If the array cannot be read with the chosen method.
     SlideReadError
-        If it can't be read at all.
+        If the array cannot be read at all.
 
     Examples
     --------

@@ -1,9 +1,10 @@
-"""Slides into other files: what to write, who writes it, and how a killed conversion goes on.
+"""Convert slides to TIFF, OME-TIFF, OME-Zarr and PNG, resuming interrupted conversions.
 
-`planning` decides which planes, levels, tiles and encodings a file gets, and makes a `plan`;
-`pixels` walks through the slide once; `tiff` and `zarr` write; `journal` remembers what is written.
+`make_plan` chooses planes, levels, tiles and encodings and returns a `conversion_plan.Plan`.
+`pixels` reads each stored pixel once, `tiff_target` and `zarr_target` write the result, and
+`journal` records the tiles that have been written.
 """
 
-from napari_wsigpu.conversion.run import Conversion, convert
+from napari_wsigpu.conversion.convert_slide import Conversion, convert
 
 __all__ = ["Conversion", "convert"]

@@ -1,10 +1,10 @@
-"""How the tiles of a TIFF are encoded: as they are in the source, or anew."""
+"""Encodings of TIFF tiles: copied from the source, or newly encoded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import imagecodecs
 import numpy as np
@@ -15,7 +15,7 @@ from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
-from napari_wsigpu.conversion.stripped import stripped
+from napari_wsigpu.conversion.redaction import redact
 from napari_wsigpu.formats.pictures import jpeg_color
 from napari_wsigpu.model.errors import ConversionError
 from napari_wsigpu.model.tags import (
@@ -32,13 +32,12 @@ from napari_wsigpu.model.tags import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.conversion.options import Options
+    from napari_wsigpu.model.arrays import Array, DType
     from napari_wsigpu.model.layout import LevelLayout, SlideLayout
     from napari_wsigpu.slide.slide import Slide
 
-    Encode = Callable[[NDArray[Any]], bytes]
+    Encode = Callable[[Array], bytes]
 
 BYTE_CODECS = {
     COMPRESSION.NONE,
@@ -48,18 +47,19 @@ BYTE_CODECS = {
     COMPRESSION.LZMA,
     COMPRESSION.ZSTD,
 }
-# What is copied, by the number that it gets: some have old numbers too.
-COPIED: dict[int, COMPRESSION] = {
+# Compressions whose tiles can be copied, mapped to the code to write: obsolete codes are replaced
+# by current ones.
+COPYABLE: dict[int, COMPRESSION] = {
     **{code: code for code in (*BYTE_CODECS, COMPRESSION.JPEG, *JPEG_2000, COMPRESSION.JPEGXL)},
     **{code: codes[0] for codes in (DEFLATE, WEBP, ZSTD) for code in codes},
 }
-NAMED = {
+COMPRESSION_TAGS = {
     "raw": COMPRESSION.NONE,
     "jpeg": COMPRESSION.JPEG,
     "deflate": COMPRESSION.ADOBE_DEFLATE,
     "zstd": COMPRESSION.ZSTD,
 }
-# Functions of imagecodecs, by the tags' values.
+# Names of imagecodecs functions by the value of the Compression or Predictor tag.
 ENCODED_BY: dict[int, str] = {
     COMPRESSION.JPEG: "jpeg8_encode",
     COMPRESSION.ADOBE_DEFLATE: "deflate_encode",
@@ -72,6 +72,8 @@ PREDICTED_BY: dict[int, str] = {
 OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
 LONGEST_JPEG_HEADER = 1 << 16
+QUANTIZATION = 0xDB  # the marker DQT
+LUMINANCE_SUM = 3688  # of the luminance table of ITU-T T.81, K.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +83,19 @@ class Coding:
     Attributes
     ----------
     compression, photometric, predictor : int
-        Values of the tags of those names.
+        Values of the TIFF tags of the same names.
     planes : int
-        How many segments a tile has: one for each channel, or one.
+        Number of segments per tile: one per channel, or 1.
     copied : bool
-        Whether the tiles are the source's.
-    stripped : bool
-        Whether these lose the text that they carry.
+        Whether tiles are copied from the source without decoding.
+    redacted : bool
+        Whether text inside copied tiles is overwritten with zeros.
     jpeg_tables : bytes or None
-        What all JPEG tiles share.
+        The JPEGTables tag: quantization and Huffman tables that all tiles share.
     subsampling : tuple of int
-        Of the chroma of JPEG tiles, (across, down).
+        Chroma subsampling of JPEG tiles, (horizontal, vertical).
     quality : int
-        Of JPEG tiles that are encoded anew.
+        JPEG quality of newly encoded tiles, 1 to 100.
     """
 
     compression: int
@@ -101,29 +103,30 @@ class Coding:
     predictor: int
     planes: int
     copied: bool = False
-    stripped: bool = False
+    redacted: bool = False
     jpeg_tables: bytes | None = None
     subsampling: tuple[int, int] = (1, 1)
-    quality: int = DEFAULT_QUALITY
+    # Not compared: planes of different quality can still be written as one stack.
+    quality: int = field(default=DEFAULT_QUALITY, compare=False)
 
 
 def new_coding(layout: SlideLayout, options: Options) -> Coding:
-    """Return how tiles are encoded anew: without loss, unless JPEG is asked for.
+    """Return the encoding of new tiles, which is lossless unless the options select JPEG.
 
     Raises
     ------
     ConversionError
-        If JPEG can't hold the samples.
+        If JPEG cannot hold the samples.
     """
     first = layout.levels[0]
-    compression = NAMED[options.compression or "deflate"]
+    compression = COMPRESSION_TAGS[options.compression or "deflate"]
     planes = 1 if layout.rgb else first.channels
     inverted = first.encoding.white_is_zero and first.channels == 1
     photometric = PHOTOMETRIC.MINISWHITE if inverted else PHOTOMETRIC.MINISBLACK
     if compression == COMPRESSION.JPEG:
         if first.dtype != np.uint8 or (layout.rgb and first.channels != 3):
             raise ConversionError(
-                f"JPEG can't hold the {first.channels} x {first.dtype} samples of "
+                f"JPEG cannot hold {first.channels} x {first.dtype} samples per pixel, as in "
                 f"'{layout.path}'; use deflate, zstd or raw."
             )
         return Coding(
@@ -138,32 +141,50 @@ def new_coding(layout: SlideLayout, options: Options) -> Coding:
     return Coding(compression, PHOTOMETRIC.RGB if layout.rgb else photometric, predictor, planes)
 
 
+def coding_above(
+    slide: Slide, level: LevelLayout, coding: Coding, options: Options
+) -> Coding | None:
+    """Return an encoding for averages of tiles copied with `coding`, or None if that is not JPEG.
+
+    Averages of JPEG tiles become JPEG, with the same subsampling and about the same quality:
+    lossless averages can take more space than the tiles themselves.
+    """
+    if coding.compression != COMPRESSION.JPEG or (slide.layout.rgb and level.channels != 3):
+        return None
+    tables = next((each for each in level.encoding.jpeg_tables if each), b"")
+    return replace(
+        new_coding(slide.layout, replace(options, compression="jpeg")),
+        subsampling=coding.subsampling if slide.layout.rgb else (1, 1),
+        quality=_quality(tables) or _quality(_first_bytes(slide, level)) or DEFAULT_QUALITY,
+    )
+
+
 def check_ome(slide: Slide) -> None:
-    """Refuse a slide whose pixels OME-TIFF can't hold.
+    """Check that OME-TIFF can hold the pixels of a slide.
 
     Raises
     ------
     ConversionError
-        If OME has no such type.
+        If OME does not define the sample type.
     """
     dtype = slide.layout.levels[0].dtype
     if dtype.name not in OME_TYPES:
         raise ConversionError(
-            f"OME-TIFF has no pixels of type {dtype}, as '{slide.path}' has; choose plain TIFF, by "
-            "a name in '.tif', or OME-Zarr."
+            f"OME-TIFF does not support the pixel type {dtype} of '{slide.path}'; choose "
+            "plain TIFF (a name ending in .tif) or OME-Zarr."
         )
 
 
 def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding | None:
-    """Return how a level's tiles are encoded if a TIFF can hold them as they are, else None."""
+    """Return the encoding of a level's tiles if a TIFF can hold them unchanged, otherwise None."""
     encoding, grid = level.encoding, level.grid
-    compression = COPIED.get(encoding.compression)
-    wanted = options.compression and NAMED[options.compression]
-    if compression is None or wanted not in (None, compression):
+    compression = COPYABLE.get(encoding.compression)
+    requested = options.compression and COMPRESSION_TAGS[options.compression]
+    if compression is None or requested not in (None, compression):
         return None
     if compression == COMPRESSION.JPEG and options.quality is not None:
         return None
-    usual = (
+    plain = (
         compression in {COMPRESSION.JPEG, *JPEG_2000} or encoding.photometric != PHOTOMETRIC.YCBCR
     ) and (
         not (level.parts or level.computed or encoding.jpeg_header or encoding.jpeg_scale != 1)
@@ -174,19 +195,19 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
         and (level.missing == "background" or bool(grid.byte_counts.all()))
     )
-    if not usual:
+    if not plain:
         return None
-    turned = encoding.byte_order == ">" and level.dtype.itemsize > 1
-    if compression in BYTE_CODECS and turned and encoding.predictor != PREDICTOR.FLOATINGPOINT:
+    big_endian = encoding.byte_order == ">" and level.dtype.itemsize > 1
+    if compression in BYTE_CODECS and big_endian and encoding.predictor != PREDICTOR.FLOATINGPOINT:
         return None
     longer = int(grid.byte_counts.max(initial=0)) > level.tile_bytes // grid.planes
     if compression == COMPRESSION.NONE and longer and not options.private:
-        return None  # who knows what lies behind the samples
+        return None  # the bytes after the samples may identify a patient
     if options.kind == "ome-tiff" and (grid.planes > 1) != (
         level.channels > 1 and not slide.layout.rgb
     ):
         return None
-    if not _edges_are_whole(slide, level):
+    if not _edge_tiles_are_full(slide, level):
         return None
     pages_of_channels = options.kind == "ome-tiff" and grid.planes > 1
     coding = Coding(
@@ -195,53 +216,63 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         encoding.predictor if compression in BYTE_CODECS - {COMPRESSION.NONE} else PREDICTOR.NONE,
         grid.planes,
         copied=True,
-        stripped=not options.private,
+        redacted=not options.private,
     )
     return _with_jpeg(slide, level, coding) if compression == COMPRESSION.JPEG else coding
 
 
-def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
-    """Return what encodes a segment, shape (height, width, samples) in native byte order."""
+def encoder(coding: Coding, dtype: DType) -> Encode:
+    """Return a function that encodes a segment of shape (height, width, samples).
+
+    The function takes samples in native byte order.
+    """
     name = ENCODED_BY.get(coding.compression)
     load(frozenset(filter(None, (name, PREDICTED_BY.get(coding.predictor)))))
     if coding.compression == COMPRESSION.JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")
-    compress: Callable[[bytes], Any] = bytes if name is None else getattr(imagecodecs, name)
+    compress: Callable[[bytes], bytes] = bytes if name is None else getattr(imagecodecs, name)
 
-    def encode(pixels: NDArray[Any]) -> bytes:
+    def encode(pixels: Array) -> bytes:
         if coding.predictor == PREDICTOR.HORIZONTAL:
             pixels = imagecodecs.delta_encode(pixels, axis=-2)
         elif coding.predictor == PREDICTOR.FLOATINGPOINT:
-            # It orders bytes itself.
+            # The floating-point predictor reorders bytes itself (Adobe TIFF Technical Note 3).
             return bytes(compress(imagecodecs.floatpred_encode(pixels, axis=-2).tobytes()))
         return bytes(compress(pixels.astype(stored, copy=False).tobytes()))
 
     return encode
 
 
-def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
-    colors: dict[str, Any] = {"colorspace": "RGB", "outcolorspace": "YCBCR", "subsampling": "420"}
+def _jpeg(coding: Coding, pixels: Array) -> bytes:
     if pixels.shape[2] == 1:
-        pixels, colors = pixels[..., 0], {}
-    return bytes(imagecodecs.jpeg8_encode(pixels, level=coding.quality, **colors))
+        return bytes(imagecodecs.jpeg8_encode(pixels[..., 0], level=coding.quality))
+    return bytes(
+        imagecodecs.jpeg8_encode(
+            pixels,
+            level=coding.quality,
+            colorspace="RGB",
+            outcolorspace="YCBCR",
+            subsampling=coding.subsampling,
+        )
+    )
 
 
 def _photometric(stated: int, channels: int) -> int:
-    """Return what is to be said of the colours of a page's tiles, as they are shown."""
+    """Return the PhotometricInterpretation of a page; gray if the stated one does not fit."""
     if stated not in tuple(PHOTOMETRIC) or stated in (PHOTOMETRIC.PALETTE, PHOTOMETRIC.CFA):
         return PHOTOMETRIC.MINISBLACK
     return stated if channels >= TIFF.PHOTOMETRIC_SAMPLES.get(stated, 1) else PHOTOMETRIC.MINISBLACK
 
 
-def _predictor(dtype: np.dtype[Any]) -> int:
+def _predictor(dtype: DType) -> int:
     if dtype.kind == "f":
         return PREDICTOR.FLOATINGPOINT if dtype.itemsize in (4, 8) else PREDICTOR.NONE
     return PREDICTOR.HORIZONTAL if dtype.itemsize <= 4 else PREDICTOR.NONE
 
 
 def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | None:
-    """Add what a TIFF says of JPEG tiles, if it can say it."""
+    """Add the JPEG tags of a page; return None if a TIFF cannot describe the source's tiles."""
     tables = set(level.encoding.jpeg_tables)
     kinds = {
         (1, PHOTOMETRIC.MINISWHITE),
@@ -256,13 +287,11 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
         return None
     subsampling: tuple[int, int] | None = (1, 1)
     if level.encoding.samples == 3:
-        first = np.argmax(level.grid.byte_counts > 0)
-        offset = int(level.grid.offsets.flat[first])
-        count = min(int(level.grid.byte_counts.flat[first]), LONGEST_JPEG_HEADER)
-        head = bytes(slide.read_bytes([(offset, count)])[0])
+        head = _first_bytes(slide, level)
         subsampling = _subsampling(head)
         if subsampling and level.encoding.jpeg_color != "stored" and jpeg_color(head) == "ycbcr":
-            # DICOM's and Olympus' slides show RGB: TIFF's readers do not look into the JPEGs.
+            # DICOM and Olympus slides are described as RGB although the JPEGs hold YCbCr. TIFF
+            # readers trust the tag instead of the markers inside the tiles.
             coding = replace(coding, photometric=PHOTOMETRIC.YCBCR)
     if subsampling not in SUBSAMPLINGS:
         return None
@@ -270,13 +299,36 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
     if level.grid.tile_height % unit or level.grid.tile_width % unit:
         return None
     [shared] = tables
-    if shared is not None and coding.stripped:
-        shared = bytes(stripped(memoryview(shared), COMPRESSION.JPEG))
+    if shared is not None and coding.redacted:
+        shared = bytes(redact(memoryview(shared), COMPRESSION.JPEG))
     return replace(coding, jpeg_tables=shared, subsampling=subsampling)
 
 
+def _first_bytes(slide: Slide, level: LevelLayout) -> bytes:
+    """Return the start of a level's first stored tile, enough for all headers of a JPEG."""
+    first = np.argmax(level.grid.byte_counts > 0)
+    offset = int(level.grid.offsets.flat[first])
+    count = min(int(level.grid.byte_counts.flat[first]), LONGEST_JPEG_HEADER)
+    return bytes(slide.read_bytes([(offset, count)])[0])
+
+
+def _quality(data: bytes) -> int | None:
+    """Estimate the quality of a JPEG on libjpeg's scale; None without quantization tables.
+
+    libjpeg scales the luminance table of ITU-T T.81, K.1 by a percentage that depends on the
+    quality.
+    """
+    for marker, start, end in segments(data):
+        table = data[start + 5 : end]  # after marker, length, precision and number: B.2.4.1
+        if marker == QUANTIZATION and data[start + 4] >> 4 == 0 and len(table) >= 64:
+            scale = 100 * sum(table[:64]) / LUMINANCE_SUM
+            return max(1, min(100, round(5000 / scale if scale > 100 else 100 - scale / 2)))
+    return None
+
+
 def _subsampling(data: bytes) -> tuple[int, int] | None:
-    """Return how many pixels share a chroma sample in a JPEG, (across, down)."""
+    """Return the chroma subsampling of a JPEG, (horizontal, vertical); None if it has none."""
+    # Sampling factors: ITU-T T.81, B.2.2.
     for marker, start, end in segments(data):
         frame = data[start + 4 : end]
         if marker in FRAMES and len(frame) >= 15:
@@ -286,22 +338,22 @@ def _subsampling(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _edges_are_whole(slide: Slide, level: LevelLayout) -> bool:
-    """Whether tiles at the lower and right edge are as large as others.
+def _edge_tiles_are_full(slide: Slide, level: LevelLayout) -> bool:
+    """Whether tiles at the lower and right edges are as large as the others.
 
-    Some writers cut them; other readers than ours would not read these in a TIFF. It is asked of
-    the last tile of the last row and column that are stored, as a writer cuts all or none.
+    Some writers crop them, which a TIFF does not allow. A writer crops all of them or none, so
+    only the last stored tile of the last row and of the last column is decoded.
     """
     stored = np.argwhere((level.grid.byte_counts > 0).all(axis=0))
     for axis in (0, 1):
         edge = stored[stored[:, axis] == stored[:, axis].max(initial=0)]
-        if len(edge) and not _is_whole(slide, level, *edge[-1].tolist()):
+        if len(edge) and not _is_full(slide, level, *edge[-1].tolist()):
             return False
     return True
 
 
-def _is_whole(slide: Slide, level: LevelLayout, row: int, column: int) -> bool:
-    """Whether a tile can be decoded, and has the full size."""
+def _is_full(slide: Slide, level: LevelLayout, row: int, column: int) -> bool:
+    """Whether a tile can be decoded and has the full size."""
     grid = level.grid
     [ranges] = grid.segments([row], [column])
     tile = EncodedTile(level, row, column, tuple(slide.read_bytes(ranges)), 0)

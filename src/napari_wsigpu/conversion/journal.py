@@ -1,11 +1,11 @@
-"""Which tiles of a conversion are written, kept in a file so that a killed one goes on."""
+"""The journal of a conversion: a record of the written tiles, to resume from after a crash."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.arrays import Array
+
 RECORD = np.dtype(
     [
         ("level", "<u4"),
@@ -27,49 +29,49 @@ RECORD = np.dtype(
         ("offset", "<i8"),
         ("count", "<i8"),
         ("check", "<u4"),
-        ("seal", "<u4"),  # CRC-32 of all before it
+        ("seal", "<u4"),  # CRC-32 of the fields before it
     ]
 )
 SEALED = RECORD.fields["seal"][1] if RECORD.fields else 0
 
 
 class Journal:
-    """The places of written tiles, in memory and, a batch at a time, in a file.
+    """Offsets and checksums of written tiles, in memory and, after `commit`, in a file.
 
-    The file is locked as long as the journal is open, so that two conversions never write to
-    one target.
+    The file stays locked while the journal is open, so that two conversions never write to the
+    same target.
 
     Parameters
     ----------
     path : Path
-        The file; a new one is begun if it holds another identity.
+        The journal file. If it belongs to another conversion, it is truncated.
     identity : Mapping
-        What is converted, and how; JSON-serialisable.
+        The source and the options of the conversion; JSON-serializable.
     shapes : sequence of tuple of int
-        (planes, rows, columns) of each level's tiles.
+        (planes, rows, columns) of the tiles of each level.
 
     Attributes
     ----------
     offsets, counts : list of ndarray of int64, shape (planes, rows, columns)
-        Where each level's tiles lie in the data, and their lengths: -1 where they are not
-        written.
+        Offset and length in bytes of each level's tiles in the data; the length is -1 for tiles
+        that are not written.
     checks : list of ndarray of uint32, shape (planes, rows, columns)
-        The CRC-32 of what was written of each tile.
+        CRC-32 of the bytes written for each tile.
     found : bool
-        Whether the file is one of the same identity.
+        Whether the file existed and has the same identity.
     changed : str or None
-        Why the file is begun anew although there is one.
+        Reason not to continue an existing file, as a clause for messages.
 
     Raises
     ------
     ConversionError
-        If another conversion has it open.
+        If another conversion has the file open.
     OSError
-        If it can't be read or written.
+        If the file cannot be read or written.
     """
 
     def __init__(
-        self, path: Path, identity: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]
+        self, path: Path, identity: Mapping[str, object], shapes: Sequence[tuple[int, int, int]]
     ) -> None:
         self.offsets = [np.zeros(shape, np.int64) for shape in shapes]
         self.counts = [np.full(shape, -1, np.int64) for shape in shapes]
@@ -85,7 +87,7 @@ class Journal:
             self.found = old == head
             self._head = b"" if self.found else head
             if self.found:
-                whole = _trusted(records)
+                whole = _intact_length(records)
                 self._load(np.frombuffer(records[:whole], RECORD))
                 self._file.truncate(end + whole)
             else:
@@ -95,92 +97,95 @@ class Journal:
             self._file.close()
             raise
 
-    def note(
+    def add(
         self, level: int, plane: int, row: int, column: int, offset: int, count: int, check: int
     ) -> None:
-        """Remember that a tile is written; `commit` keeps it for good."""
+        """Record that a tile is written; `commit` makes the record permanent."""
         self.offsets[level][plane, row, column] = offset
         self.counts[level][plane, row, column] = count
         self.checks[level][plane, row, column] = check
         self._pending.append((level, plane, row, column, offset, count, check, 0))
 
     def forget(self, level: int, tiles: NDArray[np.bool_]) -> None:
-        """Count tiles as not written, by row and column."""
+        """Mark tiles as not written; `tiles` has shape (rows, columns)."""
         self.offsets[level][:, tiles] = 0
         self.counts[level][:, tiles] = -1
 
-    def leave_out(self, level: int, tiles: NDArray[np.bool_]) -> None:
-        """Count tiles as written that shall not be, by row and column."""
+    def skip(self, level: int, tiles: NDArray[np.bool_]) -> None:
+        """Mark tiles that need no data as done; `tiles` has shape (rows, columns)."""
         self.offsets[level][:, tiles] = 0
         self.counts[level][:, tiles] = 0
 
     def commit(self) -> None:
-        """Keep what was noted. The data have to be safe by then."""
+        """Append the new records to the file.
+
+        The tile data must be on disk already: after a crash, the journal is trusted.
+        """
         records = np.array(self._pending, RECORD)
-        records["seal"] = _seals(records.tobytes())
+        records["seal"] = _seals_of(records.tobytes())
         self._file.write(self._head + records.tobytes())
         self._file.flush()
         self._head, self._pending = b"", []
 
     def is_done(self, level: int) -> NDArray[np.bool_]:
-        """Return which tiles of a level are whole, by row and column."""
+        """Return a mask of the complete tiles of a level, shape (rows, columns)."""
         done: NDArray[np.bool_] = np.logical_and.reduce(self.counts[level] >= 0, axis=0)
         return done
 
     @property
     def tiles_done(self) -> int:
-        """How many tiles of all levels are whole."""
+        """Number of complete tiles in all levels."""
         return sum(int(self.is_done(level).sum()) for level in range(len(self.counts)))
 
     @property
     def end(self) -> int:
-        """Where the data of all tiles end."""
+        """Offset just past the last byte of tile data."""
         pairs = zip(self.offsets, self.counts, strict=True)
         return max((int((o + np.maximum(c, 0)).max(initial=0)) for o, c in pairs), default=0)
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file, which releases its lock."""
         self._file.close()
 
-    def _load(self, records: NDArray[Any]) -> None:
+    def _load(self, records: Array) -> None:
         for level, (offsets, counts) in enumerate(zip(self.offsets, self.counts, strict=True)):
-            own = records[records["level"] == level]
-            place = own["plane"], own["row"], own["column"]
-            offsets[place] = own["offset"]
-            counts[place] = own["count"]
-            self.checks[level][place] = own["check"]
+            of_level = records[records["level"] == level]
+            tiles = of_level["plane"], of_level["row"], of_level["column"]
+            offsets[tiles] = of_level["offset"]
+            counts[tiles] = of_level["count"]
+            self.checks[level][tiles] = of_level["check"]
 
 
 def no_link(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file of an unfinished conversion, but no link to another one; see `os.open`."""
+    """Open a file of an unfinished conversion without following a symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def _seals(records: bytes) -> list[int]:
-    """Return the seal that each record should have."""
+def _seals_of(records: bytes) -> list[int]:
+    """Return the seal that each record must have."""
     view = memoryview(records)
     return [crc32(view[at : at + SEALED]) for at in range(0, len(view), RECORD.itemsize)]
 
 
-def _trusted(records: bytes) -> int:
-    """Return how many bytes of records come before the first one that is torn or damaged."""
+def _intact_length(records: bytes) -> int:
+    """Return the number of bytes before the first truncated or damaged record."""
     whole = len(records) // RECORD.itemsize * RECORD.itemsize
-    wrong = np.frombuffer(records[:whole], RECORD)["seal"] != _seals(records[:whole])
+    wrong = np.frombuffer(records[:whole], RECORD)["seal"] != _seals_of(records[:whole])
     return int(wrong.argmax()) * RECORD.itemsize if wrong.any() else whole
 
 
-def _difference(old: bytes, identity: Mapping[str, Any]) -> str:
+def _difference(old: bytes, identity: Mapping[str, object]) -> str:
     try:
         found = json.loads(old)
         same_source = found["source"] == identity["source"]
     except (ValueError, KeyError, TypeError):
-        return "the record of what was written is damaged"
-    return "other options were given" if same_source else "the source is another one now"
+        return "its journal is damaged"
+    return "the options have changed" if same_source else "the source has changed"
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Lock a file until it is closed, or its process ends."""
-    if sys.platform == "win32":  # an open file can't be replaced there
+    """Lock a file until it is closed or the process ends."""
+    if sys.platform == "win32":  # Windows does not let an open file be replaced anyway
         return
     import fcntl
 
@@ -189,5 +194,5 @@ def _lock(handle: int, path: Path) -> None:
     except BlockingIOError:
         raise ConversionError(
             f"Another conversion is writing to '{path.parent}'; "
-            "wait for its end, or choose another target."
+            "wait until it is done, or choose another target."
         ) from None

@@ -1,19 +1,21 @@
-"""What somebody asks of a conversion, checked."""
+"""The validated options of a conversion."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from napari_wsigpu.codecs.color import wants_srgb
+from napari_wsigpu.codecs.color import is_srgb
 from napari_wsigpu.model.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from numpy.typing import ArrayLike
 
     from napari_wsigpu.codecs.color import Color
 
@@ -29,6 +31,7 @@ COMPRESSIONS: dict[Kind, tuple[str, ...]] = {
     "png": ("deflate",),
 }
 DEFAULT_QUALITY = 90
+DEFAULT_IN_ZARR: Compression = "zstd"
 TILE_UNIT, LARGEST_TILE = 16, 4096
 BOUNDS = {
     "quality": (1, 100),
@@ -43,7 +46,7 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `convert` that decide what is written; see there."""
+    """The options of `convert` that determine the contents of the result."""
 
     kind: Kind
     compression: Compression | None = None
@@ -58,33 +61,35 @@ class Options:
     outline: Outline | None = None
     z: int | None = None
     t: int | None = None
+    lossless: bool = False
 
     def __post_init__(self) -> None:
         allowed = COMPRESSIONS[self.kind]
         if self.compression is not None and self.compression not in allowed:
             names = {"tiff": "TIFF", "ome-tiff": "OME-TIFF", "ome-zarr": "OME-Zarr", "png": "PNG"}
             raise ConversionError(
-                f"{names[self.kind]} is not written with the compression {self.compression!r}; "
+                f"{names[self.kind]} does not support the compression {self.compression!r}; "
                 f"use {' or '.join(', '.join(allowed).rsplit(', ', 1))}."
             )
         for name, (least, most) in BOUNDS.items():
             number = checked_number(name, getattr(self, name), least, most)
             object.__setattr__(self, name, number)
         if self.tile_size is not None and self.tile_size % TILE_UNIT:
-            raise ConversionError(
-                f"tile_size is {self.tile_size}; it has to be a multiple of {TILE_UNIT}."
-            )
+            raise ConversionError(f"tile_size {self.tile_size} is not a multiple of {TILE_UNIT}.")
         if self.shard is not None and self.kind != "ome-zarr":
-            raise ConversionError("Shards are for OME-Zarr; give the target a name in '.zarr'.")
+            raise ConversionError("Only OME-Zarr has shards; choose a target that ends in .zarr.")
         if self.kind == "png" and (self.tile_size, self.levels, self.quality) != (None,) * 3:
-            raise ConversionError("A PNG file has no tiles, levels or quality; leave these out.")
+            raise ConversionError("PNG files have no tiles, levels or quality; omit these options.")
         if self.quality is not None and self.compression != "jpeg":
             raise ConversionError(
-                "A quality is of JPEG only; choose the compression 'jpeg', which TIFF and OME-TIFF "
-                "can have, or give no quality."
+                "quality applies to JPEG only; choose the compression 'jpeg' (TIFF and OME-TIFF) "
+                "or omit quality."
             )
+        if self.lossless and self.compression == "jpeg":
+            raise ConversionError("JPEG is not lossless; choose another compression.")
         object.__setattr__(self, "private", bool(self.private))
-        wants_srgb(self.color)
+        object.__setattr__(self, "lossless", bool(self.lossless))
+        is_srgb(self.color)
         if self.region is not None:
             object.__setattr__(self, "region", _checked_region(self.region))
         if self.outline is not None:
@@ -92,12 +97,12 @@ class Options:
 
 
 def kind_of(target: Path) -> Kind:
-    """Tell by its name what a target shall be.
+    """Return the file format that a target's name selects.
 
     Raises
     ------
     ConversionError
-        If the name ends in none of those that are known.
+        If the name has no known suffix.
     """
     name = target.name.lower()
     if name.endswith((".ome.tif", ".ome.tiff")):
@@ -109,13 +114,19 @@ def kind_of(target: Path) -> Kind:
     if name.endswith(".png"):
         return "png"
     raise ConversionError(
-        f"What '{target.name}' shall be can't be told from its name; "
-        "end it in .tif, .tiff, .ome.tif, .zarr or .png."
+        f"The name '{target.name}' does not select a format; "
+        "use one that ends in .tif, .tiff, .ome.tif, .zarr or .png."
     )
 
 
 def checked_number(name: str, value: int | None, least: int, most: int) -> int | None:
-    """Return an option as Python's own number; refuse what is no whole one within bounds."""
+    """Return an option as a Python int.
+
+    Raises
+    ------
+    ConversionError
+        If it is not an integer from `least` to `most`.
+    """
     if value is None:
         return None
     try:
@@ -124,13 +135,11 @@ def checked_number(name: str, value: int | None, least: int, most: int) -> int |
             return number
     except TypeError:
         pass
-    raise ConversionError(
-        f"{name} is {value!r}; it has to be a whole number from {least} to {most}."
-    )
+    raise ConversionError(f"{name} must be an integer from {least} to {most}, not {value!r}.")
 
 
-def _checked_outline(outline: Sequence[Any]) -> Outline:
-    """Return rings in Python's own numbers."""
+def _checked_outline(outline: Sequence[ArrayLike]) -> Outline:
+    """Return the rings of an outline as tuples of Python floats."""
     try:
         rings = [np.asarray(ring, np.float64) for ring in outline]
     except (TypeError, ValueError):
@@ -140,21 +149,19 @@ def _checked_outline(outline: Sequence[Any]) -> Outline:
         for ring in rings
     ):
         raise ConversionError(
-            "The outline is no sequence of rings; give (x, y) of three corners or more for each."
+            "The outline is not a sequence of rings; pass three or more vertices (x, y) per ring."
         )
     return tuple(tuple((x, y) for x, y in ring.tolist()) for ring in rings)
 
 
 def _checked_region(region: Region) -> Region:
-    """Return a region in Python's own whole numbers."""
+    """Return a region as Python ints."""
     try:
         x, y, width, height = (operator.index(value) for value in region)
     except (TypeError, ValueError):
         raise ConversionError(
-            f"The region {region!r} is not four whole numbers; give x, y, width and height."
+            f"The region {region!r} is not four integers; pass x, y, width and height."
         ) from None
     if min(width, height) < 1:
-        raise ConversionError(
-            f"A region of {width} x {height} pixels holds nothing; give a larger one."
-        )
+        raise ConversionError(f"A region of {width} x {height} pixels is empty; enlarge it.")
     return x, y, width, height

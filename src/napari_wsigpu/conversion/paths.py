@@ -1,27 +1,27 @@
-"""The path of a conversion's result: what is in its way, and the folder of an unfinished one."""
+"""Paths of a conversion: checks of the target, and the folder of an unfinished result."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.conversion.checksum import checksum
+from napari_wsigpu.conversion.conversion_plan import segments_of
 from napari_wsigpu.conversion.journal import Journal
-from napari_wsigpu.conversion.options import kind_of
-from napari_wsigpu.conversion.plan import segments_of
+from napari_wsigpu.conversion.options import DEFAULT_IN_ZARR, kind_of
 from napari_wsigpu.model.errors import (
     ConversionCancelledError,
     ConversionError,
-    SlideError,
     TargetExistsError,
     TargetWriteError,
     TileError,
+    write_errors,
 )
+from napari_wsigpu.model.tags import COMPRESSION
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.zarr.array import DOCUMENTS
 
@@ -29,70 +29,73 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from threading import Event
 
+    from napari_wsigpu.conversion.conversion_plan import Plan
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.slide.slide import Slide
 
-# What the folder of an unfinished conversion holds.
+# Entries in the folder of an unfinished conversion.
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
-# What lies beside the levels of an OME-Zarr, and what an array's folder holds.
+# Entries of an OME-Zarr next to its levels, and entries of an array's folder.
 ASSOCIATED, PROFILE, ARRAY = "associated", "icc_profile", ("zarr.json", "c")
-# How much less space encoded pixels take, at least as far as slides go.
+# Optimistic compression ratios of slides, to estimate the minimum disk space.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
-    """Refuse a path that can't be written, or that holds what shall be kept.
+    """Check that a conversion of `slide` may write to a path.
 
     Raises
     ------
     ConversionError
-        If it is, or holds, the slide itself.
+        If the path is the slide itself or a folder that contains it.
     TargetExistsError
-        If it exists and may not be overwritten, or is a folder that holds other files.
+        If the path exists and `overwrite` is false, or if it is a folder with other files.
     TargetWriteError
-        If its folder is not there, or it can't be looked into.
+        If its parent folder does not exist, or the path is not accessible.
     """
-    with refused(path):
+    with write_errors(path):
         files = [slide.path, *(file.path for file in slide.layout.files)]
         for file in map(Path, files):
             if path == file or (path.exists() and file.exists() and path.samefile(file)):
                 raise ConversionError(f"'{path}' is the slide itself; choose another target.")
             if path in file.parents:
-                raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
+                raise ConversionError(f"'{path}' contains the slide itself; choose another target.")
         if not path.parent.is_dir():
-            raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
+            raise TargetWriteError(f"The folder '{path.parent}' does not exist; create it first.")
     check_path(path, overwrite=overwrite)
 
 
 def check_path(path: Path, *, overwrite: bool) -> None:
-    """Refuse a path that holds what shall be kept; also asked when the result is whole.
+    """Check that a result may replace whatever is at a path.
+
+    Called before the conversion, and again before the finished result is moved there, because
+    another program may have created the path in between.
 
     Raises
     ------
     TargetExistsError
-        If it exists and may not be overwritten, or is a folder that holds other files.
+        If the path exists and `overwrite` is false, or if it is a folder with other files.
     TargetWriteError
-        If it can't be looked into.
+        If the path is not accessible.
     """
-    with refused(path):
+    with write_errors(path):
         if os.path.lexists(path) and not overwrite:
             raise TargetExistsError(
-                f"'{path}' exists already; choose another name, or allow to overwrite it "
+                f"'{path}' already exists; choose another name, or allow overwriting it "
                 "(overwrite=True, --overwrite)."
             )
-        other = next(_others(path), None)
+        other = next(_foreign_files(path), None)
     if other is not None:
         raise TargetExistsError(
-            f"'{path}' holds other files too, such as '{other.relative_to(path)}', and is never "
-            "overwritten; choose another name."
+            f"'{path}' is never overwritten, because it also contains other files, such as "
+            f"'{other.relative_to(path)}'; choose another name."
         )
 
 
-def _others(folder: Path) -> Iterator[Path]:
-    """Yield what is in a folder that a conversion to OME-Zarr does not write."""
+def _foreign_files(folder: Path) -> Iterator[Path]:
+    """Yield the entries of a folder that a conversion to OME-Zarr would not have written."""
     if folder.is_symlink() or not folder.is_dir():
         return
     entries = sorted(folder.iterdir())
@@ -103,35 +106,35 @@ def _others(folder: Path) -> Iterator[Path]:
         elif is_group and entry.name == ASSOCIATED and entry.is_dir():
             for part in entry.iterdir():
                 if part.is_dir():
-                    yield from _others(part)
+                    yield from _foreign_files(part)
                 elif part.name not in DOCUMENTS:
                     yield part
         elif entry.name not in DOCUMENTS:
             yield entry
 
 
-def work_of(path: Path) -> Path:
-    """Return where a result lies until it is whole: a folder, or a file for PNG.
+def partial_path(path: Path) -> Path:
+    """Return the path of an unfinished result: a folder, or a file for PNG.
 
     Raises
     ------
     TargetExistsError
-        If something else has that name.
+        If that path exists and is not an unfinished conversion of this user.
     TargetWriteError
-        If it can't be looked into.
+        If it is not accessible.
     """
     work = path.with_name(f"{path.name}.part")
-    with refused(work):
-        ours = is_ours(work, png=kind_of(path) == "png")
+    with write_errors(work):
+        ours = is_own_partial(work, png=kind_of(path) == "png")
     if not ours:
-        raise in_the_way(work)
+        raise path_taken(work)
     return work
 
 
-def is_ours(work: Path, *, png: bool = False) -> bool:
-    """Whether nothing has that name, or an unfinished conversion of this user.
+def is_own_partial(work: Path, *, png: bool = False) -> bool:
+    """Whether a path is free or holds an unfinished conversion of this user.
 
-    No link is followed, which somebody else may have put there.
+    Symbolic links are not followed: another user may have planted them in a shared folder.
     """
     if not os.path.lexists(work):
         return True
@@ -151,36 +154,40 @@ def is_ours(work: Path, *, png: bool = False) -> bool:
     return known and not any(file.is_symlink() for file in files)
 
 
-def make_own(folder: Path) -> None:
-    """Make a folder that no other user can look into, unless it is there and this user's.
+def make_private_folder(folder: Path) -> None:
+    """Create a folder that only this user can access, or reuse this user's unfinished one.
 
     Raises
     ------
     TargetExistsError
-        If something else has come to its name.
+        If something else was created there in the meantime.
     """
     try:
         folder.mkdir(0o700)
     except FileExistsError:
-        if not is_ours(folder):
-            raise in_the_way(folder) from None
+        if not is_own_partial(folder):
+            raise path_taken(folder) from None
 
 
-def in_the_way(work: Path) -> TargetExistsError:
-    """Say that something has the name of an unfinished conversion."""
+def path_taken(work: Path) -> TargetExistsError:
+    """Return the error for a path that is taken by something else."""
     return TargetExistsError(
-        f"'{work}' is in the way, as it holds no unfinished conversion of yours; "
+        f"'{work}' exists but is not an unfinished conversion of yours; "
         "move it away, or choose another name for the target."
     )
 
 
-def put_in_place(data: Path, path: Path) -> None:
-    """Give the whole result its name, in one step if it is a file or nothing has that name."""
+def move_into_place(data: Path, path: Path) -> None:
+    """Move the finished result to its path.
+
+    The move is atomic unless something exists at `path` and it or `data` is a folder.
+    """
     if path.is_dir() or (path.exists() and data.is_dir()):
         old = data.with_name(OLD)
         remove(old)
         path.replace(old)
     data.replace(path)
+    # On POSIX, the new directory entry survives a power failure only after fsync of the folder.
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_DIRECTORY)
         try:
@@ -190,7 +197,7 @@ def put_in_place(data: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, if there is one."""
+    """Remove a file, a symbolic link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -198,25 +205,25 @@ def remove(path: Path) -> None:
 
 
 def check_space(folder: Path, plan: Plan, options: Options, written: int) -> None:
-    """Refuse a conversion for which the disk has clearly no space.
+    """Check that the disk has the minimum space that a conversion is expected to need.
 
     Parameters
     ----------
     folder : Path
-        Where the unfinished result lies.
+        Folder of the unfinished result.
     plan : Plan
-        What is written.
+        The levels to write.
     options : Options
-        How it is compressed.
+        The options, for the compression.
     written : int
-        How many bytes of it are there.
+        Number of bytes already written.
 
     Raises
     ------
     TargetWriteError
-        If there is less space than it needs at least.
+        If the free space is less than an optimistic estimate of the result's size.
     """
-    default = "zstd" if options.kind == "ome-zarr" else "deflate"
+    default = DEFAULT_IN_ZARR if options.kind == "ome-zarr" else "deflate"
     needed = 0
     for level in plan.levels:
         if level.missing:
@@ -226,61 +233,39 @@ def check_space(folder: Path, plan: Plan, options: Options, written: int) -> Non
             tiles = [(row, column) for row in range(level.rows) for column in range(level.columns)]
             needed += int(segments_of(level, tiles)[1].sum())
         else:
-            needed += raw // EXPECTED_RATIO[options.compression or default]
+            lossy = level.coding is not None and level.coding.compression == COMPRESSION.JPEG
+            needed += raw // EXPECTED_RATIO["jpeg" if lossy else options.compression or default]
     needed = max(0, needed + SPARE_BYTES - written)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TargetWriteError(
-            f"The disk of '{folder.parent}' has {byte_size(free)} left, but "
-            f"{byte_size(needed)} or more are needed; free some, or choose another disk."
+            f"The disk of '{folder.parent}' has {byte_size(free)} left, but at least "
+            f"{byte_size(needed)} are needed; free some space, or choose another disk."
         )
 
 
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """Say in one sentence what the operating system refuses of a target."""
-    try:
-        yield
-    except SlideError:
-        raise
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _write_error(path: Path, error: OSError) -> SlideError:
-    """Say in one sentence why the operating system refuses a target."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TargetWriteError(f"There is no room left for '{path}'; free some and convert again.")
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
-    return TargetWriteError(
-        f"'{path}' can't be written ({error.strerror or error}); "
-        "choose another folder, or try again."
-    )
-
-
-class Work:
-    """What is there of a result that is not whole.
+class PartialResult:
+    """An unfinished result: its data and its journal.
 
     Parameters
     ----------
     folder : Path
-        Where it lies.
+        Folder that holds both.
     target : Path
-        What it becomes.
+        Final path of the data.
     journal : Journal
-        Of the tiles that are written.
+        Records the written tiles; closed by `finish`.
     overwrite : bool
         Whether the target may be replaced.
 
     Attributes
     ----------
     data : Path
-        The file or folder that gets the target's name.
-    begun : bool
-        Whether another call could go on with it.
+        The file or folder that is moved to the target.
+    resumable : bool
+        Whether another call could continue from the current state.
     notes : list of str
-        What is to be said of what was found, one sentence each.
+        Messages about the earlier contents of the folder, one sentence each.
     """
 
     def __init__(self, folder: Path, target: Path, journal: Journal, *, overwrite: bool) -> None:
@@ -289,77 +274,74 @@ class Work:
         self._overwrite = overwrite
         self.journal = journal
         self.data = folder / DATA
-        self.begun = journal.found
-        self.notes = (
-            [f"What '{folder}' held was begun anew, as {journal.changed}."]
-            if journal.changed
-            else []
-        )
+        self.resumable = journal.found
+        restarted = f"The conversion in '{folder}' was started again, because {journal.changed}."
+        self.notes = [restarted] if journal.changed else []
 
     def finish(self) -> str:
-        """Give the whole result its name, and return its checksum."""
+        """Move the finished data to the target, remove the folder and return the checksum."""
         digest = checksum(self.data)
         check_path(self._target, overwrite=self._overwrite)
-        put_in_place(self.data, self._target)
-        remove(self._folder / OLD)  # the journal last, which says whose folder it is
+        move_into_place(self.data, self._target)
+        # The journal goes last: it identifies the folder as an unfinished conversion.
+        remove(self._folder / OLD)
         self.journal.close()
         shutil.rmtree(self._folder)
         return digest
 
 
 @contextmanager
-def working_on(
+def partial_result(
     target: Path,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
     shapes: Sequence[tuple[int, int, int]],
     *,
     overwrite: bool,
     keep: bool,
     cancelled: Event | None,
-) -> Iterator[Work]:
-    """Work in the folder beside a target, and decide what stays of it if that fails.
+) -> Iterator[PartialResult]:
+    """Provide the folder of an unfinished result next to a target; on failure, keep or remove it.
 
     Parameters
     ----------
     target : Path
-        What the result becomes.
+        Final path of the result.
     identity, shapes
-        As a `Journal` takes them.
+        Arguments of `Journal`.
     overwrite : bool
         Whether the target may be replaced.
     keep : bool
-        Whether a failed conversion leaves the folder, so that the same call goes on.
+        Whether a failed conversion leaves the folder for the next call to resume from.
     cancelled : threading.Event, optional
-        Whether it was set is why the work fails.
+        If set when an error occurs, the conversion counts as cancelled.
 
     Raises
     ------
     TargetExistsError, ConversionError
-        If the folder's name is taken, or the target's by now, or another conversion is working
-        there.
+        If the path of the folder or the target is taken, or another conversion uses the folder.
     TargetWriteError
-        If the operating system refuses something.
+        If the operating system rejects an operation.
     ConversionCancelledError
-        Instead of any error, if `cancelled` was set.
+        Instead of any other error, if `cancelled` is set.
     """
-    folder = work_of(target)
-    with refused(target):
-        make_own(folder)
+    folder = partial_path(target)
+    with write_errors(target):
+        make_private_folder(folder)
         journal = Journal(folder / JOURNAL, identity, shapes)
-    work = Work(folder, target, journal, overwrite=overwrite)
+    work = PartialResult(folder, target, journal, overwrite=overwrite)
     try:
-        with refused(target), closing(journal):
+        with write_errors(target), closing(journal):
             yield work
     except Exception as error:
-        # Who cancels may close the slide, or end the process, before the next tile notices.
-        ended = cancelled is not None and cancelled.is_set()
-        if ended or not (work.begun and keep) or isinstance(error, TileError):
-            # A damaged source stays so; what was written of it is of no use.
+        # The caller may close the slide right after setting `cancelled`; then reading fails with
+        # some other error before the conversion sees the event.
+        was_cancelled = cancelled is not None and cancelled.is_set()
+        if was_cancelled or not (work.resumable and keep) or isinstance(error, TileError):
+            # A damaged source stays damaged, so the partial result is useless.
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            error.add_note(
-                f"What is written lies in '{folder}'; the same conversion goes on there."
-            )
-        if ended:
+            note = f"The partial result is in '{folder}'; repeat the conversion to resume it."
+            error.add_note(note)
+        if was_cancelled:
             raise ConversionCancelledError from error
         raise

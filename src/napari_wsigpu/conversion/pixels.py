@@ -1,69 +1,73 @@
-"""The walk through a slide: each stored pixel is read once, and averaged as it passes."""
+"""Read a slide for a conversion: every stored pixel once, averaging coarser levels on the way."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.annotations.masks import inside
+from napari_wsigpu.annotations.masks import rings_mask
 from napari_wsigpu.conversion.checksum import crc32
-from napari_wsigpu.conversion.plan import segments_of
-from napari_wsigpu.conversion.stripped import stripped
+from napari_wsigpu.conversion.conversion_plan import segments_of
+from napari_wsigpu.conversion.redaction import redact
 from napari_wsigpu.model.errors import TileError
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.model.tags import COMPRESSION
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.batches import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.conversion.conversion_plan import Plan
     from napari_wsigpu.conversion.options import Outline
-    from napari_wsigpu.conversion.plan import Plan
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.geometry import Mask, Pair
     from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide.slide import Slide
 
-    # Made in any thread, and then given to `write` of what writes the result.
+    # Encodes tiles in any thread; the calling thread passes the result to `write` of the target.
     Job = Callable[[], Sequence["Segment"]]
-    Mask = Callable[[NDArray[Any], int, int], NDArray[Any]]
+    Masking = Callable[[Array, int, int], Array]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 COPIED_AT_ONCE = 256
 READERS, BLOCKS_AHEAD = 2, 1
 
 
 class Block(NamedTuple):
-    """Pixels of some tiles of a level.
+    """Decoded pixels of a rectangle of tiles.
 
     Attributes
     ----------
     level : int
         Index of the planned level.
     row, column : int
-        Of the upper left one of its tiles.
+        Row and column of the upper left tile.
     pixels : ndarray, shape (height, width, channels)
-        Cut to the level.
+        The pixels, cropped to the level.
     """
 
     level: int
     row: int
     column: int
-    pixels: NDArray[Any]
+    pixels: Array
 
 
 class Segment(NamedTuple):
-    """The encoded bytes of one plane of a tile; none where the source lacks them.
+    """The encoded bytes of one plane of a tile; empty if the source lacks the tile.
 
     Attributes
     ----------
     level, plane, row, column : int
-        Its place; the level is the index of a planned one.
+        Position of the segment; `level` is the index of the planned level.
     data : bytes or memoryview
-        What is still to be written.
+        Bytes to append to the target; empty if the job has written them already.
     check : int
-        The CRC-32 of what is written of it in all.
+        CRC-32 of all bytes written for the segment.
     """
 
     level: int
@@ -74,111 +78,106 @@ class Segment(NamedTuple):
     check: int
 
 
-def copied_segments(
-    slide: Slide, plan: Plan, level: int, done: NDArray[np.bool_]
-) -> Generator[list[Segment], None, None]:
-    """Yield the encoded tiles of a level that are not done, some at a time.
+def copied_segments(slide: Slide, plan: Plan, level: int, done: Mask) -> Generator[list[Segment]]:
+    """Yield batches of a level's encoded tiles that are not done yet.
 
-    They are as they lie in the source, less the text in them if its coding says so.
+    The bytes are unchanged, except that text is redacted if the level's coding requires it.
 
     Raises
     ------
     TileError
-        If the source ends before a tile does.
+        If the source ends within a tile.
     """
     tiles = np.argwhere(~done)
     coding, plane = plan.levels[level].coding, plan.levels[level].plane
     slide = slide.plane(plane.z, plane.t)
+    is_raw = coding is not None and coding.compression == COMPRESSION.NONE
+    is_exact = is_raw or slide.layout.has_tile_sizes
 
-    def read(place: tuple[int, int]) -> list[Segment]:
-        batch = [(row, column) for row, column in tiles[place[0] : place[1]].tolist()]
+    def read(start: int) -> list[Segment]:
+        part = tiles[start : start + COPIED_AT_ONCE]
+        batch = [(row, column) for row, column in part.tolist()]
         offsets, counts = segments_of(plan.levels[level], batch).reshape(2, -1).tolist()
         found = slide.read_bytes(list(zip(offsets, counts, strict=True)))
-        short = [index for index, data in enumerate(found) if len(data) < counts[index]]
+        short = [
+            index
+            for index, data in enumerate(found)
+            if len(data) < (counts[index] if is_exact else 1)
+        ]
         if short:
             source = plan.levels[level].source.number
-            failures = []
-            for index in short:
-                row, column = batch[index % len(batch)]
-                name = f"level {source}, row {row}, column {column}"
-                failures.append((name, "the file ends before it does"))
-            raise TileError(slide.path, failures)
-        if coding is not None and coding.stripped:
-            found = [stripped(data, coding.compression) for data in found]
-        planes = len(found) // max(1, len(batch))
+            cut = (batch[index % len(batch)] for index in short)
+            names = (f"level {source}, row {row}, column {column}" for row, column in cut)
+            raise TileError(slide.path, [(name, "the file ends within it") for name in names])
+        if coding is not None and coding.redacted:
+            found = [redact(data, coding.compression) for data in found]
         return [
-            Segment(level, plane, *batch[index], data, crc32(data))
-            for index in range(len(batch))
-            for plane in range(planes)
-            for data in [found[plane * len(batch) + index]]
+            Segment(level, plane, *tile, data, crc32(data))
+            for index, tile in enumerate(batch)
+            for plane, data in enumerate(found[index :: len(batch)])
         ]
 
-    places = [
-        (start, min(start + COPIED_AT_ONCE, len(tiles)))
-        for start in range(0, len(tiles), COPIED_AT_ONCE)
-    ]
-    with closing(_ahead(read, places)) as batches:
+    parts = range(0, len(tiles), COPIED_AT_ONCE)
+    with closing(_prefetch(read, parts)) as batches:
         yield from batches
 
 
-def read_blocks(
-    slide: Slide, plan: Plan, group: range, done: list[NDArray[np.bool_]]
-) -> Generator[Block, None, None]:
-    """Yield the blocks of a level, and of those averaged from it, that hold tiles not done.
+def read_blocks(slide: Slide, plan: Plan, group: range, done: list[Mask]) -> Generator[Block]:
+    """Yield the blocks that have unfinished tiles, on a level and on the levels averaged from it.
 
-    Four finer blocks come just before the coarser one that is averaged from them, so that no
-    more than four blocks of each level are held at a time.
+    Each coarser block follows the four finer blocks that it averages, so at most four blocks per
+    level are in memory.
 
     Parameters
     ----------
     slide, plan
-        What is read, and what is written.
+        The slide, and the plan of its conversion.
     group : range
-        Indices of a planned level and of those that are averaged from it.
+        Indices of a planned level and of the levels averaged from it.
     done : list of ndarray of bool
-        Of each planned level, which tiles need not be written.
+        Mask of finished tiles for each planned level.
     """
     walk = _Walk(slide, plan, group, done)
-    with closing(_ahead(walk.read, walk.leaves())) as leaves:
+    with closing(_prefetch(walk.read, walk.leaves())) as leaves:
         walk.blocks_read = leaves
         yield from walk.blocks()
 
 
 class _Walk:
-    def __init__(
-        self, slide: Slide, plan: Plan, group: range, done: list[NDArray[np.bool_]]
-    ) -> None:
+    """A depth-first walk over the quadtree of blocks of a group, reading leaves from the slide."""
+
+    def __init__(self, slide: Slide, plan: Plan, group: range, done: list[Mask]) -> None:
         self._plan = plan
         self._group = group
         first = plan.levels[group.start]
         self._window = first.window
         slide = slide.plane(first.plane.z, first.plane.t)
         self._array = slide.level_array(first.source.number, color=plan.color)
-        self._mask = mask_of(slide, first.source, plan.outline)
+        self._mask = outline_mask(slide, first.source, plan.outline)
         rows, columns = first.block
         self._side = rows * first.tile_height, columns * first.tile_width
         self._undone = {
-            level: _any_in_blocks(~done[level] & (not plan.levels[level].copied), (rows, columns))
+            level: _any_per_block(~done[level] & (not plan.levels[level].copied), (rows, columns))
             for level in group
         }
-        # A block is needed for its own tiles, or for the coarser one that is averaged from it.
+        # A block is needed for its own tiles, or for the coarser block that averages it.
         self._needed = dict(self._undone)
         for level in reversed(group[:-1]):
             coarser = self._needed[level + 1].repeat(2, axis=0).repeat(2, axis=1)
             shape = self._undone[level].shape
             self._needed[level] = self._undone[level] | coarser[: shape[0], : shape[1]]
-        self.blocks_read: Iterator[NDArray[Any]] = iter(())
+        self.blocks_read: Iterator[Array] = iter(())
 
-    def leaves(self) -> list[tuple[int, int]]:
-        """Return the blocks of the group's first level that are read, in their order."""
-        found: list[tuple[int, int]] = []
-        for place in np.ndindex(self._needed[self._group[-1]].shape):
-            found += self._leaves(self._group[-1], *place)
+    def leaves(self) -> list[Pair]:
+        """Return the blocks of the group's first level to read, in the order of the walk."""
+        found: list[Pair] = []
+        for block in np.ndindex(self._needed[self._group[-1]].shape):
+            found += self._leaves(self._group[-1], *block)
         return found
 
-    def read(self, place: tuple[int, int]) -> NDArray[Any]:
-        """Read a block of the group's first level."""
-        top, left = place[0] * self._side[0], place[1] * self._side[1]
+    def read(self, block: Pair) -> Array:
+        """Read the pixels of a block (row, column) of the group's first level."""
+        top, left = block[0] * self._side[0], block[1] * self._side[1]
         bottom = min(top + self._side[0], self._window.height)
         right = min(left + self._side[1], self._window.width)
         y, x = self._window.top, self._window.left
@@ -186,15 +185,13 @@ class _Walk:
         return pixels if self._mask is None else self._mask(pixels, y + top, x + left)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all blocks that hold tiles to write."""
-        for place in np.ndindex(self._needed[self._group[-1]].shape):
-            yield from self._visit(self._group[-1], *place)
+        """Yield all blocks that contain tiles to write."""
+        for block in np.ndindex(self._needed[self._group[-1]].shape):
+            yield from self._visit(self._group[-1], *block)
 
-    def _visit(
-        self, level: int, row: int, column: int
-    ) -> Generator[Block, None, NDArray[Any] | None]:
-        """Yield what is below a block and then itself; return its pixels."""
-        pixels: NDArray[Any] | None = None
+    def _visit(self, level: int, row: int, column: int) -> Generator[Block, None, Array | None]:
+        """Yield the finer blocks of a block, then the block itself; return its pixels."""
+        pixels: Array | None = None
         if level == self._group.start:
             if not self._needed[level][row, column]:
                 return None
@@ -216,33 +213,32 @@ class _Walk:
             yield Block(level, row * rows, column * columns, pixels)
         return pixels
 
-    def _leaves(self, level: int, row: int, column: int) -> Iterator[tuple[int, int]]:
+    def _leaves(self, level: int, row: int, column: int) -> Iterator[Pair]:
         if level > self._group.start:
             for finer in self._finer(level, row, column):
                 yield from self._leaves(level - 1, *finer)
         elif self._needed[level][row, column]:
             yield row, column
 
-    def _finer(self, level: int, row: int, column: int) -> Iterator[tuple[int, int]]:
+    def _finer(self, level: int, row: int, column: int) -> Iterator[Pair]:
         rows, columns = self._needed[level - 1].shape
         for y in (2 * row, 2 * row + 1):
             for x in (2 * column, 2 * column + 1):
                 if y < rows and x < columns:
                     yield y, x
 
-    def _size(self, level: int, row: int, column: int) -> tuple[int, int]:
+    def _size(self, level: int, row: int, column: int) -> Pair:
         height, width = self._side
         planned = self._plan.levels[level]
-        return (
-            min(height, planned.height - row * height),
-            min(width, planned.width - column * width),
-        )
+        bottom, right = planned.height - row * height, planned.width - column * width
+        return min(height, bottom), min(width, right)
 
 
-def mask_of(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Mask | None:
-    """Return what makes background of pixels of a level outside of an outline, None for none.
+def outline_mask(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Masking | None:
+    """Return a function that fills pixels outside of an outline with background.
 
-    It takes the pixels, and the row and column of the first one on the level.
+    The function takes pixels, and the row and column of the upper left pixel in the level. Without
+    an outline, the result is None.
     """
     if outline is None:
         return None
@@ -250,26 +246,24 @@ def mask_of(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Mask 
     downsample = level.layout.downsample(slide.layout.levels[0])
     background = slide.layout.background
 
-    def masked(pixels: NDArray[Any], top: int, left: int) -> NDArray[Any]:
-        within = inside(rings, Rect(top, left, *pixels.shape[:2]), downsample)
+    def masked(pixels: Array, top: int, left: int) -> Array:
+        within = rings_mask(rings, Rect(top, left, *pixels.shape[:2]), downsample)
         return np.where(within[..., None], pixels, pixels.dtype.type(background))
 
     return masked
 
 
-def _any_in_blocks(tiles: NDArray[np.bool_], block: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return for each block of tiles whether it has a true one."""
+def _any_per_block(tiles: Mask, block: Pair) -> Mask:
+    """Return a mask of the blocks in which any tile is set, shape (block rows, block columns)."""
     down = np.logical_or.reduceat(tiles, np.arange(0, tiles.shape[0], block[0]), axis=0)
-    found: NDArray[np.bool_] = np.logical_or.reduceat(
-        down, np.arange(0, tiles.shape[1], block[1]), axis=1
-    )
+    found: Mask = np.logical_or.reduceat(down, np.arange(0, tiles.shape[1], block[1]), axis=1)
     return found
 
 
-def _ahead(read: Any, places: list[tuple[int, int]]) -> Generator[Any, None, None]:
+def _prefetch(read: Callable[[Item], Result], parts: Iterable[Item]) -> Generator[Result]:
     yield from read_ahead(
         lambda batch, check: read(batch[0]),
-        places,
+        parts,
         batch_size=None,
         num_workers=READERS,
         prefetch_factor=BLOCKS_AHEAD,

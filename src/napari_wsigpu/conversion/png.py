@@ -1,11 +1,11 @@
-"""Regions as PNG files: one level, all pixels exact, with their scale and colour profile."""
+"""Write a region of one level as PNG, with exact pixels, pixel size and color profile."""
 
 from __future__ import annotations
 
 import os
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import imagecodecs
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
 from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.conversion.coding import OME_TYPES
-from napari_wsigpu.conversion.paths import check_path, work_of
-from napari_wsigpu.conversion.pixels import mask_of
-from napari_wsigpu.conversion.plan import window_of
+from napari_wsigpu.conversion.conversion_plan import window_of
+from napari_wsigpu.conversion.paths import check_path, partial_path
+from napari_wsigpu.conversion.pixels import outline_mask
 from napari_wsigpu.model.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
@@ -23,20 +23,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.slide.slide import Slide
 
 MOST_PIXELS = 1 << 27
-LONGEST_SIDE = 1_000_000  # of what libpng reads
+LONGEST_SIDE = 1_000_000  # default limit of libpng
 ROWS_AT_ONCE = 1024
 TYPES = (np.uint8, np.uint16)
-HEADER = 33  # bytes: signature and IHDR
+HEADER = 33  # bytes of the signature and the IHDR chunk
 LARGEST_NUMBER = (1 << 31) - 1
-METRE = 1
+METER = 1
 RELATIVE_COLORIMETRIC = 1
 
 
@@ -53,26 +52,26 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
     Raises
     ------
     UnsupportedSlideError
-        If it can't hold such pixels.
+        If PNG cannot hold the pixels.
     RegionError
-        If the region is too large for programs that read PNG.
+        If the region is too large for most programs that read PNG.
     """
     image = slide.layout.levels[0]
     if image.channels > 1 and not slide.layout.rgb:
         raise UnsupportedSlideError(
-            f"A PNG file holds RGB or one channel, and '{slide.path}' has {image.channels} "
+            f"A PNG file holds RGB or one channel, but '{slide.path}' has {image.channels} "
             "channels that are not RGB; choose OME-TIFF or OME-Zarr."
         )
     if image.dtype not in TYPES:
         raise UnsupportedSlideError(
-            f"A PNG file can't hold pixels of type {image.dtype}, as '{slide.path}' has; choose "
+            f"PNG does not support the pixel type {image.dtype} of '{slide.path}'; choose "
             f"{'OME-TIFF' if image.dtype.name in OME_TYPES else 'TIFF'} or OME-Zarr."
         )
     width, height = size
     if width * height > MOST_PIXELS or max(size) > LONGEST_SIDE:
         raise RegionError(
-            f"A PNG file of {width:,} x {height:,} pixels is more than most programs open; choose "
-            "a coarser level or a smaller region, or OME-TIFF or OME-Zarr."
+            f"A PNG file of {width:,} x {height:,} pixels is too large for most programs; choose a "
+            "coarser level or a smaller region, or use OME-TIFF or OME-Zarr."
         )
 
 
@@ -85,7 +84,9 @@ def write_png(
     *,
     overwrite: bool,
 ) -> None:
-    """Write a region of one level, beside the file first; gray is inverted where 0 is white.
+    """Write a region of one level to a temporary file, and rename it when it is complete.
+
+    If 0 means white in grayscale pixels, they are inverted, as PNG requires.
 
     Parameters
     ----------
@@ -94,42 +95,45 @@ def write_png(
     path : Path
         The file.
     options : Options
-        Which level and region, in which colours.
+        Level, region, outline and color space.
     progress : callable, optional
-        Told how many rows of pixels are read, and of how many.
+        Called with (rows read, total rows).
     cancelled : threading.Event, optional
-        Ends it when it is set.
+        Stops the conversion when it is set.
     overwrite : bool
-        Whether a file that exists is replaced.
+        Whether an existing file is replaced.
 
     Raises
     ------
     ConversionCancelledError
-        If `cancelled` was set.
+        If `cancelled` is set.
     TargetExistsError
-        If something is in the way.
+        If the target exists and `overwrite` is false, or the temporary path is taken.
     SlideError
-        If the region can't be, or can't be read, or PNG can't hold it.
+        If the region is invalid or cannot be read, or PNG cannot hold it.
     OSError
-        If the file can't be written.
+        If the file cannot be written.
     """
-    work = work_of(path)
+    work = partial_path(path)
     array = slide.level_array(options.level, color=options.color)
     level = next(level for level in slide.pyramid if level.number == options.level)
     window = window_of(slide, level, options.region)
     check_png(slide, (window.width, window.height))
     pixels = np.empty((window.height, window.width, array.shape[2]), array.dtype)
     columns = slice(window.left, window.left + window.width)
+    progress = progress or (lambda done, total: None)
     for start in range(0, window.height, ROWS_AT_ONCE):
-        _go_on(cancelled, progress, start, window.height)
+        progress(start, window.height)
+        _check(cancelled)
         stop = min(start + ROWS_AT_ONCE, window.height)
         pixels[start:stop] = array[window.top + start : window.top + stop, columns]
-    mask = mask_of(slide, level, options.outline)
+    mask = outline_mask(slide, level, options.outline)
     if mask is not None:
         pixels = mask(pixels, window.top, window.left)
-    _go_on(cancelled, progress, window.height, window.height)
+    progress(window.height, window.height)
+    _check(cancelled)
     data = _encoded(slide, pixels, level.layout, options.color)
-    _go_on(cancelled)
+    _check(cancelled)
     try:
         work.unlink(missing_ok=True)
         with work.open("xb") as file:
@@ -142,19 +146,12 @@ def write_png(
         work.unlink(missing_ok=True)
 
 
-def _go_on(
-    cancelled: Event | None,
-    progress: Callable[[int, int], None] | None = None,
-    done: int = 0,
-    total: int = 0,
-) -> None:
-    if progress is not None:
-        progress(done, total)
+def _check(cancelled: Event | None) -> None:
     if cancelled is not None and cancelled.is_set():
         raise ConversionCancelledError
 
 
-def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Color) -> bytes:
+def _encoded(slide: Slide, pixels: Array, level: LevelLayout, color: Color) -> bytes:
     if level.encoding.white_is_zero:
         pixels = np.iinfo(pixels.dtype).max - pixels
     downsample = level.downsample(slide.layout.levels[0])
@@ -167,8 +164,9 @@ def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Colo
 def _resolution(mpp: tuple[float, float] | None, downsample: float) -> bytes:
     if mpp is None:
         return b""
-    a_metre = [min(round(1e6 / (size * downsample)), LARGEST_NUMBER) for size in mpp]
-    return _chunk(b"pHYs", struct.pack(">2IB", *a_metre, METRE))
+    # pHYs counts pixels per meter (PNG, section 11.3.4.3); mpp are micrometers per pixel.
+    per_meter = [min(round(1e6 / (size * downsample)), LARGEST_NUMBER) for size in mpp]
+    return _chunk(b"pHYs", struct.pack(">2IB", *per_meter, METER))
 
 
 def _colors(slide: Slide, color: Color) -> bytes:

@@ -1,6 +1,6 @@
-"""Patches of many slides as a data set: which there are, in what order, batch by batch.
+"""Patches from many slides as datasets: a list of them, their order, and batches.
 
-No framework is needed; `napari_wsigpu.torch` makes data sets of PyTorch of it.
+This package needs no framework; `napari_wsigpu.torch` provides PyTorch datasets based on it.
 """
 
 from napari_wsigpu.datasets.batches import Batch, PatchBatches

@@ -1,20 +1,20 @@
-"""`PatchBatches`: batches of patches of many slides, decoded ahead of who takes them."""
+"""`PatchBatches`: batches of patches from many slides, decoded ahead of the caller."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import threads_at_work
-from napari_wsigpu.datasets.patches import SHOWN
-from napari_wsigpu.datasets.run import Run
-from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.codecs.cpu import default_threads
+from napari_wsigpu.datasets.schedules import EpochSchedules
+from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.open_slides import OpenSlides, pack
 from napari_wsigpu.slide.slide import Slide, open_slide
@@ -22,53 +22,66 @@ from napari_wsigpu.slide.slide import Slide, open_slide
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.datasets.order import Order
     from napari_wsigpu.datasets.patches import Patches
+    from napari_wsigpu.model.arrays import AnyArray, DType
+    from napari_wsigpu.model.geometry import Integers
     from napari_wsigpu.reading.plan import Cancellation
 
-    Shape = tuple[int, ...]
-    Empty = Callable[[Shape, np.dtype[Any]], tuple[Any, Any]]
+    # Allocates memory for a shape and type; returns its owner and an array in it.
+    Empty = Callable[[tuple[int, ...], DType], tuple[AnyArray, AnyArray]]
 
-# Batches that are read at the same time, and how many each thread is ahead.
+OnError = Literal["raise", "skip", "background"]
+ON_ERROR = "raise", "skip", "background"
+MOST_REPORTED = 10
+
+logger = logging.getLogger(__name__)
+
+# Number of readers on the host (least, most) and on a device; batches that each one prefetches.
 READERS_ON_HOST, MOST_ON_HOST, READERS_ON_DEVICE, AHEAD = 2, 8, 4, 2
 
 
 class Batch(NamedTuple):
-    """Patches, and which these are.
+    """A batch of patches.
 
     Attributes
     ----------
     pixels : array, shape (patches, height, width, channels)
-        On the device that was asked for; has ``__dlpack__``.
+        Pixels on the requested device, with ``__dlpack__``.
     indices : ndarray of int64, shape (patches,)
-        Index of each in `Patches`.
+        Index of each patch in `Patches`.
     """
 
-    pixels: Any
-    indices: NDArray[np.int64]
+    pixels: AnyArray
+    indices: Integers
 
 
 class PatchReader:
-    """Reads patches by their indices, of slides that it opens when they are first needed.
+    """Reads patches by their indices, and opens slides when they are first needed.
 
-    Safe under many threads, and in processes that are forked or to which it is pickled; each
-    opens slides of its own.
+    It can be used from many threads, in forked processes, and after unpickling; each process opens
+    its own slides.
 
     Parameters
     ----------
     patches : Patches
-        All that may be asked for.
+        All patches that can be read.
     device : str
-        Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        Device to return the pixels on: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     color : {"stored", "srgb"}
         As in `Slide.read_region`.
     open_slides : int
-        How many slides stay open; those that were not used for longest are closed.
+        Number of slides to keep open; the least recently used ones are closed.
     threads : int, optional
         As in `open_slide`.
+    on_error : {"raise", "skip", "background"}
+        How `read_sound` treats patches with damaged tiles.
+
+    Attributes
+    ----------
+    failures : dict of int to TileError
+        The error of each patch that was skipped or shows background, by index.
     """
 
     def __init__(
@@ -79,7 +92,12 @@ class PatchReader:
         color: Color = "stored",
         open_slides: int = 16,
         threads: int | None = None,
+        on_error: OnError = "raise",
     ) -> None:
+        if on_error not in ON_ERROR:
+            raise RegionError(f"on_error is {on_error!r}; use one of {', '.join(ON_ERROR)}.")
+        self.failures: dict[int, TileError] = {}
+        self._on_error = on_error
         self.patches = patches
         self.device = device
         self._color = color
@@ -88,41 +106,42 @@ class PatchReader:
         self._start()
 
     def _start(self) -> None:
+        """Create the state that is not shared with other processes."""
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._slides = OpenSlides(self._most_open)
         weakref.finalize(self, self._slides.close)
-        # Channels and type of the first slide, and which that is.
-        self._kind: tuple[int, np.dtype[Any], str] | None = None
+        # Channels, type and path of the first slide; all other slides must match it.
+        self._kind: tuple[int, DType, str] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         inherited = ("_process", "_lock", "_slides", "_kind")
         return {name: value for name, value in vars(self).items() if name not in inherited}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         vars(self).update(state)
         self._start()
 
     def read(
         self,
-        indices: NDArray[np.int64],
+        indices: Integers,
         empty: Empty | None = None,
-        run: Run | None = None,
-        place: int = 0,
-    ) -> Any:
-        """Read patches that are ordered by their slides and planes.
+        schedules: EpochSchedules | None = None,
+        position: int = 0,
+    ) -> AnyArray:
+        """Read patches that are sorted by slide and plane.
 
         Parameters
         ----------
         indices : ndarray of int64
-            Which.
+            Indices of the patches.
         empty : callable, optional
-            Makes memory for a shape and type: an object, which is returned, and an array on the
-            device in the same memory.
-        run : Run, optional
-            What is read before and after these.
-        place : int
-            Place of the first of them there.
+            Allocates memory for a shape and type. It returns an object, which becomes the result,
+            and an array on the device in the same memory.
+        schedules : EpochSchedules, optional
+            Provides the tiles that later patches of the epoch need.
+        position : int
+            Position of the first patch in the epoch.
 
         Returns
         -------
@@ -131,11 +150,11 @@ class PatchReader:
         Raises
         ------
         RegionError
-            If slides differ in channels or type.
+            If slides differ in channels or sample type.
         SlideError
-            As `Slide.read_batch` does.
+            As in `Slide.read_batch`.
         """
-        if os.getpid() != self._process:  # forked: what others opened is not ours
+        if os.getpid() != self._process:  # forked: the open slides belong to the parent
             self._start()
         patches = self.patches
         numbers, planes = patches.slides[indices], patches.planes[indices]
@@ -146,38 +165,80 @@ class PatchReader:
             owner, pixels = self._empty(int(numbers[0]), len(indices), empty)
         for start, end in pairwise([*starts, len(indices)]):
             out = None if pixels is None else pixels[start:end]
-            found = self._read(indices[start:end], out, run, place + start)
+            found = self._read_plane(indices[start:end], out, schedules, position + start)
         return found if owner is None else owner
+
+    def read_sound(
+        self,
+        indices: Integers,
+        empty: Empty | None = None,
+        schedules: EpochSchedules | None = None,
+        position: int = 0,
+    ) -> Batch:
+        """Read patches like `read`, but treat patches with damaged tiles as `on_error` specifies.
+
+        Returns
+        -------
+        Batch
+            Without the patches that were skipped; it may be empty.
+        """
+        while True:
+            if self._on_error == "skip":
+                sound = ~np.isin(indices, list(self.failures))
+                schedules = schedules if sound.all() else None  # positions are no longer known
+                indices = indices[sound]
+            if not len(indices):
+                return Batch(self._empty(0, 0, empty)[0], indices)
+            try:
+                return Batch(self.read(indices, empty, schedules, position), indices)
+            except TileError:
+                # `_read_plane` has recorded the damaged patches.
+                if self._on_error != "skip":
+                    raise
 
     def close(self) -> None:
         """Close all slides; the next read opens them again."""
         if os.getpid() == self._process:
             self._slides.close()
 
-    def _read(self, indices: NDArray[np.int64], out: Any, run: Run | None, place: int) -> Any:
-        """Read patches of one plane."""
+    def _read_plane(
+        self, indices: Integers, out: AnyArray | None, schedules: EpochSchedules | None, first: int
+    ) -> AnyArray:
+        """Read patches of a single plane."""
         patches = self.patches
         number = int(patches.slides[indices[0]])
         locations = [(x, y) for x, y in patches.locations[indices].tolist()]
-        z, t = (None if number == SHOWN else int(number) for number in patches.planes[indices[0]])
+        z, t = patches.plane_of(indices[0])
         with self._slides.use(self._packed(number)) as slide:
             assert isinstance(slide, Slide)
             self._check(slide)
-            return slide.read_batch(
-                locations,
-                patches.size,
-                patches.level,
-                self.device,
+            read = partial(
+                slide.read_batch,
+                size=patches.size,
+                level=patches.level,
+                device=self.device,
                 mpp=patches.mpp,
-                out=out,
                 color=self._color,
-                wanted=None if run is None else run.wanted(slide, place),
                 z=z,
                 t=t,
             )
+            wanted = None if schedules is None else schedules.after(slide, first)
+            try:
+                return read(locations, out=out, wanted=wanted)
+            except TileError as error:
+                if self._on_error == "raise":
+                    raise
+                damaged = _damaged(error, locations, read)
+                with self._lock:
+                    for at in damaged:
+                        own = TileError(error.path, error.failures, (), [locations[at]])
+                        self.failures[int(indices[at])] = own
+                if self._on_error == "skip":
+                    raise
+            return read(locations, out=out, tolerant=True)
 
-    def _empty(self, number: int, count: int, empty: Empty | None) -> tuple[Any, Any]:
-        """Return memory for patches of which a slide has the first ones."""
+    def _empty(self, number: int, count: int, empty: Empty | None) -> tuple[AnyArray, AnyArray]:
+        """Allocate memory for patches with the channels and type of slide `number`."""
         with self._slides.use(self._packed(number)) as slide:
             assert isinstance(slide, Slide)
             channels, dtype, _ = self._check(slide)
@@ -188,7 +249,8 @@ class PatchReader:
             pixels = slide.empty(shape, dtype, self.device)
             return pixels, pixels
 
-    def _check(self, slide: Slide) -> tuple[int, np.dtype[Any], str]:
+    def _check(self, slide: Slide) -> tuple[int, DType, str]:
+        """Check a slide's channels and type; return the first slide's channels, type and path."""
         image = slide.layout.levels[0]
         with self._lock:
             if self._kind is None:
@@ -196,45 +258,69 @@ class PatchReader:
             channels, dtype, path = self._kind
         if (image.channels, image.dtype) != (channels, dtype):
             raise RegionError(
-                f"'{slide.path}' has {image.channels} channels of {image.dtype}, but '{path}' "
-                f"{channels} of {dtype}; put such slides into data sets of their own."
+                f"'{slide.path}' has {image.channels} channels of {image.dtype}, but '{path}' has "
+                f"{channels} of {dtype}; put these slides into separate datasets."
             )
         return self._kind
 
     def _packed(self, number: int) -> bytes:
-        # What pixels are read to decodes, unless the slide can't be: then as ever.
-        return pack(partial(_opened, self.patches.paths[number], self._threads))
+        # Slides are opened with device="auto": the device that needs the pixels decodes them, or
+        # the CPU if that device cannot.
+        return pack(partial(_open, self.patches.paths[number], self._threads))
 
 
-def _opened(path: str, threads: int | None) -> Slide:
+def _damaged(
+    error: TileError,
+    locations: Sequence[tuple[int, int]],
+    read: Callable[[Sequence[tuple[int, int]]], AnyArray],
+) -> Sequence[int]:
+    """Return the indices of the regions that contain damaged tiles.
+
+    On a computed level, the error may name no regions; then each region is read alone.
+    """
+    if error.regions or len(locations) == 1:
+        return error.regions or (0,)
+    found = []
+    for index, location in enumerate(locations):
+        try:
+            read([location])
+        except TileError:
+            found.append(index)
+    return found
+
+
+def _open(path: str, threads: int | None) -> Slide:
     return open_slide(path, threads=threads)
 
 
 class PatchBatches:
-    """Batches of patches, epoch after epoch, read ahead; where it stopped can be saved.
+    """Iterates over batches of patches, epoch after epoch, and can save and restore its position.
 
     Parameters
     ----------
     patches : Patches
-        Which there are.
+        The patches.
     order : Order
-        In which order, and which part of them.
+        Their order, and the share of them that this object yields.
     device : str
-        Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        Device to return the pixels on: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     color : {"stored", "srgb"}
         As in `Slide.read_region`.
-    open_slides : int, optional
-        How many slides stay open; by default twice as many as the order needs at once.
     threads : int, optional
-        How many threads decode each slide on the CPU, as in `open_slide`.
+        Number of CPU threads that decode each slide, as in `open_slide`.
     empty : callable, optional
-        Makes the memory that batches are put in, as in `PatchReader.read`; by default that of new
-        arrays of NumPy or CuPy.
+        Allocates the memory of batches, as in `PatchReader.read`; by default new arrays of NumPy
+        or CuPy.
+    on_error : {"raise", "skip", "background"}
+        How patches with damaged tiles are treated. "raise": the iterator raises an error. "skip":
+        they are left out, and so is a batch that becomes empty. "background": the tiles are filled
+        with background. At the end of each epoch, a warning counts and lists the patches, and
+        ``reader.failures`` has an error for each.
 
     Attributes
     ----------
     patches, order
-        As given.
+        The arguments of the same names.
 
     Examples
     --------
@@ -249,52 +335,54 @@ class PatchBatches:
         device: str = "cpu",
         *,
         color: Color = "stored",
-        open_slides: int | None = None,
         threads: int | None = None,
         empty: Empty | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         self.patches = patches
         self.order = order
         self._epoch = 0
-        self._taken = 0
-        self._first = 0
-        # What the newest iterator is known by: an older one counts no more.
+        self._yielded = 0  # batches of this epoch, including those before the state was loaded
+        self._resume_at = 0  # batch at which the next iterator starts
+        # Identifies the newest iterator. Older ones no longer count batches.
         self._newest = object()
-        self._checksum = -1, 0  # an epoch's number, and the sum that tells its order
+        self._checksum = -1, 0  # an epoch, and the checksum of its order
         self._empty = empty
-        most = 2 * order.slides_at_once if open_slides is None else open_slides
-        self.reader = PatchReader(patches, device, color=color, open_slides=most, threads=threads)
+        most = 2 * order.slides_at_once
+        self.reader = PatchReader(
+            patches, device, color=color, open_slides=most, threads=threads, on_error=on_error
+        )
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next iterator begins, or goes on with.
+        """Number of the epoch that the next iterator starts or continues.
 
-        Counted on at the end of each. If another one is set, the next iterator begins it, whatever
-        one that is under way does.
+        It increases at the end of each epoch. If it is set, the next iterator starts that epoch,
+        even if another iterator is still in use.
         """
         return self._epoch
 
     @epoch.setter
     def epoch(self, number: int) -> None:
         if number != self._epoch:
-            self._epoch, self._taken, self._first = number, 0, 0
+            self._epoch, self._yielded, self._resume_at = number, 0, 0
             self._newest = object()
 
     def __len__(self) -> int:
-        """Return how many batches an epoch has."""
+        """Return the number of batches per epoch."""
         return len(self.order.batches(self.patches))
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """Go through the epoch, from where `load_state_dict` said on if it was called."""
-        self._taken, self._first = self._first, 0
-        this = self._newest = object()
+        """Iterate over the epoch, starting at the position that `load_state_dict` restored."""
+        self._yielded, self._resume_at = self._resume_at, 0
+        token = self._newest = object()
         indices = self.order.indices(self.patches, self.epoch)
-        numbers = self.order.batches(self.patches)[self._taken :]
+        numbers = self.order.batches(self.patches)[self._yielded :]
         batches = [self.order.batch(self.patches, indices, number) for number in numbers]
-        places = range(0, len(batches) * self.order.batch_size, self.order.batch_size)
+        positions = range(0, len(batches) * self.order.batch_size, self.order.batch_size)
         ahead = read_ahead(
-            partial(self._read, self._run(batches)),
-            zip(places, batches, strict=True),
+            partial(self._read, self._schedules(batches)),
+            zip(positions, batches, strict=True),
             batch_size=None,
             num_workers=READERS_ON_DEVICE if self.reader.device != "cpu" else _host_readers(),
             prefetch_factor=AHEAD,
@@ -302,16 +390,18 @@ class PatchBatches:
         )
         try:
             for batch in ahead:
-                # Who takes it has it, even if nothing more is asked for.
-                self._taken += self._newest is this
-                yield batch
+                # Counted before it is yielded: the caller may never ask for another one.
+                self._yielded += self._newest is token
+                if len(batch.indices):
+                    yield batch
         finally:
             ahead.close()
-        if self._newest is this:
+        report(self.reader.failures)
+        if self._newest is token:
             self.epoch += 1
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far the epoch is, of plain numbers: batches that were handed out are done."""
+        """Return the position in the epoch as plain numbers; yielded batches count as done."""
         epoch, checksum = self._checksum
         if epoch != self.epoch:
             indices = self.order.indices(self.patches, self.epoch)
@@ -319,7 +409,7 @@ class PatchBatches:
             self._checksum = self.epoch, checksum
         return {
             "epoch": self.epoch,
-            "batches": self._taken,
+            "batches": self._yielded,
             "batch_size": self.order.batch_size,
             "shard": self.order.shard,
             "shards": self.order.shards,
@@ -327,51 +417,67 @@ class PatchBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on, with the next iterator, where another one of the same patches and order stopped.
+        """Make the next iterator continue where one with the same patches and order stopped.
 
         Raises
         ------
         RegionError
-            If the state is that of other patches, or of another order or shard.
+            If the state belongs to other patches, or to another order or shard.
         """
-        before = self._epoch, self._taken
-        self._epoch, self._taken = state.get("epoch", 0), state.get("batches", 0)
+        before = self._epoch, self._yielded
+        self._epoch, self._yielded = state.get("epoch", 0), state.get("batches", 0)
         for name, value in self.state_dict().items():
             if state.get(name) != value:
-                self._epoch, self._taken = before
+                self._epoch, self._yielded = before
                 raise RegionError(
-                    f"The state is that of another data set or order: its {name} is "
-                    f"{state.get(name)!r}, not {value!r}; use the patches and order that it had."
+                    f"The state belongs to another dataset or order: its {name} is "
+                    f"{state.get(name)!r}, not {value!r}; use the same patches and order."
                 )
-        self._first = self._taken
+        self._resume_at = self._yielded
         self._newest = object()
 
     def close(self) -> None:
         """Close all slides; the next iterator opens them again."""
         self.reader.close()
 
-    def _run(self, batches: Sequence[NDArray[np.int64]]) -> Run | None:
-        """Return what tells which tiles are worth keeping.
+    def _schedules(self, batches: Sequence[Integers]) -> EpochSchedules | None:
+        """Return schedules of the tiles to keep cached.
 
-        None where more batches than two are read at the same time: each would find of the others
-        too little of what it wants.
+        Returns None if more than two batches are read at the same time: the order in which they
+        finish is not predictable.
         """
         if self.reader.device != "cpu" or _host_readers() > READERS_ON_HOST:
             return None
         at_once = self.order.slides_at_once if self.order.shuffle else 1
-        return Run(self.patches, batches, min(len(self.patches.paths), at_once))
+        return EpochSchedules(self.patches, batches, min(len(self.patches.paths), at_once))
 
     def _read(
         self,
-        run: Run | None,
-        items: Sequence[tuple[int, NDArray[np.int64]]],
+        schedules: EpochSchedules | None,
+        items: Sequence[tuple[int, Integers]],
         cancellation: Cancellation,
     ) -> Batch:
         cancellation.check()
-        ((place, indices),) = items
-        return Batch(self.reader.read(indices, self._empty, run, place), indices)
+        ((position, indices),) = items
+        return self.reader.read_sound(indices, self._empty, schedules, position)
+
+
+def report(failures: Mapping[int, TileError]) -> None:
+    """Log a warning that counts and lists the patches with damaged tiles."""
+    if failures:
+        listed = "; ".join(
+            f"{index} at {error.locations[0]} in '{error.path}'"
+            for index, error in sorted(failures.items())[:MOST_REPORTED]
+        )
+        more = len(failures) - MOST_REPORTED
+        logger.warning(
+            "%d patches have damaged tiles: %s%s",
+            len(failures),
+            listed,
+            f" and {more} more" if more > 0 else "",
+        )
 
 
 def _host_readers() -> int:
-    # Decoding is shared by the cores; to average takes the thread that reads.
-    return max(READERS_ON_HOST, min(threads_at_work() // 2, MOST_ON_HOST))
+    # All cores decode a batch together, but only its reader averages pixels.
+    return max(READERS_ON_HOST, min(default_threads() // 2, MOST_ON_HOST))

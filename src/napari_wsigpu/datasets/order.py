@@ -1,4 +1,4 @@
-"""`Order`: in which order patches come, batch by batch, the same wherever it is asked."""
+"""`Order`: the reproducible order in which patches are put into batches."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ import numpy as np
 from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from napari_wsigpu.datasets.patches import Patches
+    from napari_wsigpu.model.geometry import Integers
 
 
 @dataclass(frozen=True)
 class Order:
-    """How patches are shuffled, put into batches, and shared out.
+    """How patches are shuffled, grouped into batches, and distributed over shards.
 
-    All shards together have each patch once. Each has a run of neighbouring batches, so that
-    stored tiles that these share are decoded in one place.
+    Each patch is in exactly one shard. A shard consists of consecutive batches, so that one process
+    decodes the tiles that they share.
 
     Attributes
     ----------
     batch_size : int
-        How many patches a batch has; the last one may have fewer.
+        Number of patches per batch; the last batch may have fewer.
     shuffle : bool
-        Whether to shuffle, by `seed` and the epoch alone.
+        Whether to shuffle; the result depends only on `seed` and the epoch.
     seed : int
         Seed of the order.
     slides_at_once : int
-        From how many slides, which are shuffled first, the patches of a batch are drawn; so many
-        are kept open.
+        Number of slides from which the patches of a batch are drawn; up to twice as many are kept
+        open. The slides themselves are shuffled first.
     drop_last : bool
-        Leave out patches so that all batches are full and all shards have as many.
+        Whether to leave out patches so that all batches are full and all shards equally large.
     shard, shards : int
-        Which of how many parts is wanted: the rank of a process among all of them.
+        Index of the shard, and number of shards: the rank of a process and the world size.
     """
 
     batch_size: int = 256
@@ -53,16 +52,17 @@ class Order:
         for name, bound in least.items():
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < bound:
-                raise RegionError(f"{name} is {value!r}; it has to be a whole number >= {bound}.")
+                raise RegionError(f"{name} is {value!r}; it must be a whole number >= {bound}.")
         if self.shard >= self.shards:
-            raise RegionError(f"There is no shard {self.shard} of {self.shards}; count from 0.")
+            which = f"Shard {self.shard} is out of range for {self.shards} shards"
+            raise RegionError(f"{which}; count from 0.")
 
     def part(self, number: int, parts: int) -> Order:
-        """Return the order of one of the parts that this shard is shared out to."""
+        """Divide this shard further and return one of its parts."""
         return replace(self, shard=self.shard * parts + number, shards=self.shards * parts)
 
     def batches(self, patches: Patches) -> range:
-        """Return the numbers of this shard's batches among all."""
+        """Return the numbers of this shard's batches."""
         whole, rest = divmod(len(patches), self.batch_size)
         if self.drop_last:
             each = whole // self.shards
@@ -70,26 +70,26 @@ class Order:
         count = whole + bool(rest)
         return range(self.shard * count // self.shards, (self.shard + 1) * count // self.shards)
 
-    def indices(self, patches: Patches, epoch: int) -> NDArray[np.int64]:
-        """Return the indices of all patches in their order, those of all shards."""
+    def indices(self, patches: Patches, epoch: int) -> Integers:
+        """Return the indices of the patches of all shards, in the order of an epoch."""
         if not self.shuffle:
             return np.arange(len(patches))
         rng = np.random.default_rng([self.seed, epoch])
-        # The place of each slide in the order of slides, and with it each patch's group.
+        # Shuffle the slides, take `slides_at_once` of them as a group, and shuffle within groups.
         turn = rng.permutation(len(patches.paths))
         group = turn[patches.slides] // self.slides_at_once
         shuffled = rng.permutation(len(patches))
         return shuffled[np.argsort(group[shuffled], kind="stable")]
 
-    def batch(self, patches: Patches, indices: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        """Return the indices of a batch by its number, slide by slide."""
-        return patches.in_turn(indices[number * self.batch_size : (number + 1) * self.batch_size])
+    def batch(self, patches: Patches, indices: Integers, number: int) -> Integers:
+        """Return the indices of the patches in a batch, sorted by slide."""
+        start = number * self.batch_size
+        return patches.sort_by_slide(indices[start : start + self.batch_size])
 
-    def checksum(self, patches: Patches, indices: NDArray[np.int64]) -> int:
-        """Return a number that tells this order of these patches from others."""
-        sum_of = zlib.crc32(
-            repr((len(patches.paths), patches.size, patches.level, patches.mpp)).encode()
-        )
+    def checksum(self, patches: Patches, indices: Integers) -> int:
+        """Return a checksum that identifies this order of these patches."""
+        common = len(patches.paths), patches.size, patches.level, patches.mpp
+        crc = zlib.crc32(repr(common).encode())
         for column in (patches.slides, patches.locations, patches.planes, indices):
-            sum_of = zlib.crc32(np.ascontiguousarray(column).data, sum_of)
-        return sum_of
+            crc = zlib.crc32(np.ascontiguousarray(column).data, crc)
+        return crc

@@ -1,4 +1,4 @@
-"""`Patches`: which regions of which slides a data set has."""
+"""`Patches`: an immutable list of regions in any number of slides."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from napari_wsigpu.annotations.geojson import read_geojson
-from napari_wsigpu.annotations.masks import inside as within_rings
+from napari_wsigpu.annotations.masks import rings_mask
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.slide.slide import check_plane, open_slide
@@ -21,91 +21,92 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.geometry import Integers, Mask, Pair
     from napari_wsigpu.slide.slide import Slide
 
     Path = str | os.PathLike[str]
-    # A GeoJSON file, a mask of the whole slide, or what makes one.
-    Area = Path | NDArray[Any] | Callable[[Slide], NDArray[Any]]
-    Which = int | Sequence[int] | Literal["all"] | None
+    # A GeoJSON file, a mask of the whole slide, or a function that returns such a mask.
+    Area = Path | Array | Callable[[Slide], Array]
+    PlaneChoice = int | Sequence[int] | Literal["all"] | None
 
-# So many pixels of a mask of outlines lie across a patch, and across the mask at most.
+# Outlines are drawn as a mask with this number of pixels per patch, and at most this side.
 MASK_PIXELS, LARGEST_MASK = 16, 8192
-# The place along z or t of patches of the plane that a slide shows, whichever that is.
-SHOWN = -1
-# What sums of fractions may be off by.
+# Index along z or t that stands for the plane that a slide shows by default.
+DEFAULT_PLANE = -1
+# Tolerance for rounding errors in sums of fractions.
 EDGE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """Regions of one size, of any number of slides. Immutable, and can be pickled.
+    """Regions of one size in any number of slides. Immutable and picklable.
 
-    Made by `at` or `grid`. To choose some of them is to index it, as an array.
+    Use `at` or `grid` to create it. Index it like an array to select some of the patches.
 
     Attributes
     ----------
     paths : tuple of str
-        The slides.
+        Paths of the slides.
     slides : ndarray of int64, shape (patches,)
-        Which of these each patch is of.
+        Index in `paths` of the slide of each patch.
     locations : ndarray of int64, shape (patches, 2)
         (x, y) of each upper left corner in pixels of level 0.
     planes : ndarray of int64, shape (patches, 2)
-        (z, t) of the plane that each is of; -1 where it is the one that the slide shows.
+        Index (z, t) of the plane of each patch; -1 for the plane that the slide shows.
     size : tuple of int
-        (width, height) in pixels of `level`, or of `mpp`.
+        (width, height) in pixels of `level`, or in pixels at `mpp`.
     level : int
         Index of a level.
     mpp : float or None
-        Micrometres a pixel, instead of a level.
+        Micrometers per pixel, instead of a level.
     """
 
     paths: tuple[str, ...]
-    slides: NDArray[np.int64]
-    locations: NDArray[np.int64]
-    planes: NDArray[np.int64]
-    size: tuple[int, int]
+    slides: Integers
+    locations: Integers
+    planes: Integers
+    size: Pair
     level: int = 0
     mpp: float | None = None
 
     @classmethod
     def at(
         cls,
-        locations: Mapping[Path, Iterable[tuple[int, int]]],
-        size: int | tuple[int, int],
+        locations: Mapping[Path, Iterable[Pair]],
+        size: int | Pair,
         *,
         level: int = 0,
         mpp: float | None = None,
         z: int | Sequence[int] | None = None,
         t: int | Sequence[int] | None = None,
     ) -> Patches:
-        """List patches by the locations in each slide.
+        """Create patches at given locations of each slide.
 
         Parameters
         ----------
         locations : Mapping of path to iterable of tuple of int
             (x, y) of each upper left corner in pixels of level 0.
         size : int or tuple of int
-            Side, or (width, height), in pixels of `level`, or of `mpp`.
+            Side, or (width, height), in pixels of `level`, or in pixels at `mpp`.
         level, mpp
             As in `Slide.read_region`.
         z, t : int or sequence of int, optional
-            Which planes, counted from 0: of several, each has all locations. By default the one
-            that the slide shows. Slides that lack one are told when they are read.
+            Index of the plane, from 0. If there are several, each location is used in each plane.
+            By default the plane that the slide shows. The first read checks that planes exist.
 
         Raises
         ------
         RegionError
-            If locations are not pairs of whole numbers, or planes are not whole numbers.
+            If locations are not pairs of integers, or planes are not integers.
         """
         found = []
         planes = list(product(_numbers("z", z), _numbers("t", t)))
-        for path, places in locations.items():
-            corners = np.asarray(list(places))
+        for path, pairs in locations.items():
+            corners = np.asarray(list(pairs))
             if corners.size and (corners.dtype.kind not in "iu" or corners.shape[1:] != (2,)):
-                raise RegionError(
-                    f"The locations in '{os.fspath(path)}' are not pairs (x, y) of whole numbers."
-                )
+                path = os.fspath(path)
+                raise RegionError(f"The locations for '{path}' are not pairs (x, y) of integers.")
             found.append(corners.reshape(-1, 2).astype(np.int64))
         return cls._of(list(locations), found, [planes] * len(found), size, level, mpp)
 
@@ -113,40 +114,40 @@ class Patches:
     def grid(
         cls,
         paths: Iterable[Path],
-        size: int | tuple[int, int],
+        size: int | Pair,
         *,
         level: int = 0,
         mpp: float | None = None,
         overlap: int = 0,
-        inside: Mapping[Path, Area] | Callable[[Slide], NDArray[Any]] | None = None,
+        inside: Mapping[Path, Area] | Callable[[Slide], Array] | None = None,
         share: float = 0.5,
-        z: Which = None,
-        t: Which = None,
+        z: PlaneChoice = None,
+        t: PlaneChoice = None,
     ) -> Patches:
-        """Lay a grid over each slide, as `Slide.tiles` does, and keep what lies in an area.
+        """Divide each slide into a grid, like `Slide.tiles`, and keep the patches in an area.
 
         Parameters
         ----------
         paths : iterable of path
-            The slides.
+            Paths of the slides.
         size, level, mpp, overlap
             As in `Slide.tiles`.
         inside : Mapping of path to area, or callable, optional
-            The area of each slide: a GeoJSON file, whose polygons and ellipses count; a mask of
-            any size, of shape (height, width), that lies over the whole slide; or what returns
-            such a mask of a slide. Slides that are not in the mapping are taken whole.
+            Area of each slide: a GeoJSON file, whose polygons and ellipses are used; a mask of
+            shape (height, width) and any size that covers the whole slide; or a function that takes
+            the slide and returns such a mask. Slides missing from the mapping are used completely.
         share : float
-            How much of a patch has to lie in the area, from 0 (any) to 1 (all of it).
+            Fraction of a patch that must be in the area, from 0 (any part) to 1 (all of it).
         z, t : int, sequence of int or "all", optional
-            Which planes, counted from 0: of several, each has the whole grid. By default the one
-            that the slide shows.
+            Index of the plane, from 0. If there are several, each gets the whole grid. By default
+            the plane that the slide shows.
 
         Raises
         ------
         RegionError, LevelError, PlaneError
-            If the grid, an area or a plane can't be.
+            If the grid, an area or a plane is not valid.
         SlideError
-            If a slide or GeoJSON file can't be read.
+            If a slide or GeoJSON file cannot be read.
         """
         names, found, planes = list(paths), [], []
         areas = {} if inside is None or callable(inside) else _by_name(inside, names)
@@ -158,9 +159,8 @@ class Patches:
                 if area is not None:
                     spans = _spans(slide, _pair(size), level, mpp)
                     mask = _mask(area, slide, min(spans))
-                    corners = corners[
-                        _shares(mask, slide, corners, spans) >= max(share, EDGE) - EDGE / 2
-                    ]
+                    shares = _shares(mask, slide, corners, spans)
+                    corners = corners[shares >= max(share, EDGE) - EDGE / 2]
             found.append(corners)
         return cls._of(names, found, planes, size, level, mpp)
 
@@ -168,109 +168,108 @@ class Patches:
     def _of(
         cls,
         paths: Sequence[Path],
-        locations: Sequence[NDArray[np.int64]],
-        planes: Sequence[Sequence[tuple[int, int]]],
-        size: int | tuple[int, int],
+        locations: Sequence[Integers],
+        planes: Sequence[Sequence[Pair]],
+        size: int | Pair,
         level: int,
         mpp: float | None,
     ) -> Patches:
-        """Make patches at all locations in each of the planes of each slide, plane by plane."""
+        """Repeat the locations of each slide in each of its planes."""
         pairs = list(zip(locations, planes, strict=True))
         none = np.empty((0, 2), np.int64)
         return cls(
             tuple(os.fspath(path) for path in paths),
-            np.repeat(np.arange(len(paths)), [len(places) * len(each) for places, each in pairs]),
-            np.concatenate([none, *(np.tile(places, (len(each), 1)) for places, each in pairs)]),
-            np.concatenate([none, *(np.repeat(each, len(places), 0) for places, each in pairs)]),
+            np.repeat(np.arange(len(paths)), [len(found) * len(each) for found, each in pairs]),
+            np.concatenate([none, *(np.tile(found, (len(each), 1)) for found, each in pairs)]),
+            np.concatenate([none, *(np.repeat(each, len(found), 0) for found, each in pairs)]),
             _pair(size),
             level,
             mpp,
         )
 
-    def in_turn(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return indices slide by slide, and plane by plane of each."""
+    def plane_of(self, index: int) -> tuple[int | None, int | None]:
+        """Return the arguments z and t that select the plane of a patch."""
+        z, t = self.planes[index].tolist()
+        return None if z == DEFAULT_PLANE else z, None if t == DEFAULT_PLANE else t
+
+    def sort_by_slide(self, indices: Integers) -> Integers:
+        """Sort indices by slide, then by plane."""
         z, t = self.planes[indices].T
         return indices[np.lexsort((t, z, self.slides[indices]))]
 
     def __len__(self) -> int:
         return len(self.slides)
 
-    def __getitem__(self, chosen: Any) -> Patches:
-        """Return some of them, by a slice, a mask or indices."""
-        return replace(
-            self,
-            slides=self.slides[chosen],
-            locations=self.locations[chosen],
-            planes=self.planes[chosen],
-        )
+    def __getitem__(self, chosen: slice | Sequence[int] | Array) -> Patches:
+        """Return some of the patches, selected by a slice, a mask or indices."""
+        columns = {name: getattr(self, name)[chosen] for name in ("slides", "locations", "planes")}
+        return replace(self, **columns)
 
     def __repr__(self) -> str:
         width, height = self.size
-        at = f"level {self.level}" if self.mpp is None else f"{self.mpp:g} µm a pixel"
+        at = f"level {self.level}" if self.mpp is None else f"{self.mpp:g} µm per pixel"
         return f"<Patches {len(self)} of {width} x {height} at {at} from {len(self.paths)} slides>"
 
 
 def _by_name(areas: Mapping[Path, Area], paths: Sequence[Path]) -> dict[str, Area]:
-    """Return areas by the paths of their slides as text."""
+    """Return the areas by path as a string, and check that each path is one of `paths`."""
     found = {os.fspath(path): area for path, area in areas.items()}
-    strange = sorted(found.keys() - {os.fspath(path) for path in paths})
-    if strange:
+    unknown = sorted(found.keys() - {os.fspath(path) for path in paths})
+    if unknown:
         raise RegionError(
-            f"An area is of '{strange[0]}', which is none of the slides; use a path of theirs."
+            f"There is an area for '{unknown[0]}', which is not one of the slides; use the same "
+            "paths for both."
         )
     return found
 
 
-def _numbers(axis: str, which: int | Sequence[int] | None) -> list[int]:
-    """Return the planes along an axis that are meant, each once."""
-    if which is None:
-        return [SHOWN]
-    found = list(which) if isinstance(which, Iterable) else [which]
+def _numbers(axis: str, choice: int | Sequence[int] | None) -> list[int]:
+    """Return the chosen planes along an axis, without duplicates."""
+    if choice is None:
+        return [DEFAULT_PLANE]
+    found = list(choice) if isinstance(choice, Iterable) else [choice]
     if not found or any(not isinstance(each, int | np.integer) or each < 0 for each in found):
-        raise RegionError(f"{axis} is {which!r}; it has to be whole numbers from 0 on.")
+        raise RegionError(f"{axis} is {choice!r}; it must consist of whole numbers >= 0.")
     return list(dict.fromkeys(int(each) for each in found))
 
 
-def _planes_of(slide: Slide, z: Which, t: Which) -> list[tuple[int, int]]:
-    """Return (z, t) of the planes of a slide that are meant."""
+def _planes_of(slide: Slide, z: PlaneChoice, t: PlaneChoice) -> list[Pair]:
+    """Return (z, t) of the chosen planes of a slide."""
     along = []
-    for axis, which, size in (("z", z, slide.planes.size_z), ("t", t, slide.planes.size_t)):
-        numbers = list(range(size)) if which == "all" else _numbers(axis, which)
+    for axis, choice, size in (("z", z, slide.planes.size_z), ("t", t, slide.planes.size_t)):
+        numbers = list(range(size)) if choice == "all" else _numbers(axis, choice)
         for number in numbers:
-            if number != SHOWN:
+            if number != DEFAULT_PLANE:
                 check_plane(slide.path, axis, number, size)
         along.append(numbers)
     return list(product(along[0], along[1]))
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(size: int | Sequence[int]) -> Pair:
     sides = list(size) if isinstance(size, Iterable) else [size, size]
     if len(sides) != 2 or not all(
         isinstance(side, int | np.integer) and side > 0 for side in sides
     ):
-        raise RegionError(
-            f"The size of patches is {size!r}; give their side in pixels, or (width, height)."
-        )
+        raise RegionError(f"The size of patches is {size!r}; pass their side, or (width, height).")
     return int(sides[0]), int(sides[1])
 
 
-def _spans(
-    slide: Slide, size: tuple[int, int], level: int, mpp: float | None
-) -> tuple[float, float]:
-    """Return how many pixels of level 0 a patch spans, across and down."""
+def _spans(slide: Slide, size: Pair, level: int, mpp: float | None) -> tuple[float, float]:
+    """Return the width and height of a patch in pixels of level 0."""
     if mpp is None:
         return size[0] * slide.level_downsamples[level], size[1] * slide.level_downsamples[level]
-    assert slide.mpp is not None, "or the grid could not be laid"
+    assert slide.mpp is not None, "checked when the grid was made"
     return size[0] * mpp / slide.mpp[0], size[1] * mpp / slide.mpp[1]
 
 
-def _mask(area: Area, slide: Slide, span: float) -> NDArray[np.bool_]:
-    """Return which parts of a slide are an area, as a mask of any size over all of it."""
+def _mask(area: Area, slide: Slide, span: float) -> Mask:
+    """Return an area as a mask of any size; it covers the whole slide."""
     if callable(area):
         area = area(slide)
     if isinstance(area, np.ndarray):
         if area.ndim != 2 or not area.size:
-            raise RegionError(f"A mask of '{slide.path}' has the shape {area.shape}; it needs two.")
+            shape = f"The mask of '{slide.path}' has the shape {area.shape}"
+            raise RegionError(f"{shape}; it needs two dimensions.")
         return area > 0
     width, height = slide.dimensions
     downsample = max(1.0, span / MASK_PIXELS, max(width, height) / LARGEST_MASK)
@@ -278,20 +277,21 @@ def _mask(area: Area, slide: Slide, span: float) -> NDArray[np.bool_]:
     mask = np.zeros((rect.height, rect.width), np.bool_)
     for item in read_geojson(area):
         if item.kind in ("polygon", "ellipse"):
-            mask |= within_rings(item.rings, rect, downsample)
+            mask |= rings_mask(item.rings, rect, downsample)
     return mask
 
 
 def _shares(
-    mask: NDArray[np.bool_], slide: Slide, corners: NDArray[np.int64], spans: tuple[float, float]
+    mask: Mask, slide: Slide, corners: Integers, spans: tuple[float, float]
 ) -> NDArray[np.float64]:
-    """Return how much of each patch, of what lies on the slide, is in an area."""
+    """Return the fraction of each patch that is in an area; parts off the slide do not count."""
+    # Summed-area table: the sum over a rectangle is a combination of the values at its corners.
     sums = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1))
     np.cumsum(np.cumsum(mask, axis=0), axis=1, out=sums[1:, 1:])
     edges: list[NDArray[np.float64]] = []
     for axis, (count, extent) in enumerate(zip(mask.shape[::-1], slide.dimensions, strict=True)):
-        begin = corners[:, axis].astype(np.float64)
-        ends = begin, begin + spans[axis]
+        start = corners[:, axis].astype(np.float64)
+        ends = start, start + spans[axis]
         edges += [np.clip(end * (count / extent), 0, count) for end in ends]
     left, right, top, bottom = edges
     held = _above(sums, bottom, right) - _above(sums, top, right)
@@ -303,7 +303,7 @@ def _shares(
 def _above(
     sums: NDArray[np.float64], y: NDArray[np.float64], x: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the area of a mask above and left of points, which may lie within pixels."""
+    """Return the area of a mask above and left of points, interpolated within pixels."""
     row = np.minimum(y.astype(np.int64), sums.shape[0] - 2)
     column = np.minimum(x.astype(np.int64), sums.shape[1] - 2)
     down, across = y - row, x - column

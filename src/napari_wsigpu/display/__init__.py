@@ -1,1 +1,1 @@
-"""What a screen shows while tiles are still being decoded. No napari, no Qt."""
+"""Compose pictures for a screen while tiles are being decoded. Imports neither napari nor Qt."""

@@ -1,4 +1,4 @@
-"""Sets of tiles as rectangles, which are read and drawn faster than tile by tile."""
+"""Group tiles into rectangles, which are drawn faster than single tiles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def blocks(tiles: Collection[tuple[int, int]]) -> list[Rect]:
-    """Cut a set of tiles, given by row and column, into few rectangles that don't overlap."""
+    """Cover a set of tiles, given by row and column, with few rectangles that don't overlap."""
     found: list[Rect] = []
+    # Index in `found` of each block that the previous row ended with, by its columns.
     growing: dict[tuple[int, int], int] = {}
     last = None
     for row, in_row in groupby(sorted(set(tiles)), key=lambda tile: tile[0]):
@@ -36,7 +37,7 @@ def blocks(tiles: Collection[tuple[int, int]]) -> list[Rect]:
 
 
 def covered(image: LevelLayout, block: Rect) -> Rect:
-    """Return the pixels of an image that a block of its tiles covers."""
+    """Return the pixels that a block of tiles covers, cut to the image."""
     height, width = image.grid.tile_height, image.grid.tile_width
     return Rect.between(
         block.top * height,
@@ -47,7 +48,7 @@ def covered(image: LevelLayout, block: Rect) -> Rect:
 
 
 def touched(image: LevelLayout, pixels: Rect) -> Rect:
-    """Return the tiles that pixels of an image lie in."""
+    """Return the block of tiles that a rectangle of pixels touches."""
     height, width = image.grid.tile_height, image.grid.tile_width
     return Rect.between(
         pixels.top // height,
@@ -58,7 +59,7 @@ def touched(image: LevelLayout, pixels: Rect) -> Rect:
 
 
 def under(own: LevelLayout, other: LevelLayout, part: Rect) -> Rect:
-    """Return the pixels of another level that lie under a part of one."""
+    """Return the pixels of another level that nearest-neighbor sampling reads under a part."""
     down, across = other.height / own.height, other.width / own.width
     top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
     left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
@@ -71,6 +72,6 @@ def under(own: LevelLayout, other: LevelLayout, part: Rect) -> Rect:
 
 
 def _runs(columns: list[int]) -> list[tuple[int, int]]:
-    """Cut ascending numbers into runs without a gap, (first, beyond the last)."""
+    """Split ascending numbers into runs without gaps, as (first, last + 1)."""
     gaps = [index for index, (a, b) in enumerate(pairwise(columns), 1) if b > a + 1]
     return [(columns[a], columns[b - 1] + 1) for a, b in pairwise((0, *gaps, len(columns)))]

@@ -1,28 +1,28 @@
-"""`DevicePicture`: what a display shows of a slide, drawn where its tiles are decoded."""
+"""`DevicePicture`: a picture that is drawn on the device that decodes its tiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.display.at_hand import TilesAtHand
+from napari_wsigpu.display.available_tiles import AvailableTiles
 from napari_wsigpu.display.blocks import blocks, covered, touched, under
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, LevelPicture, Shown
 from napari_wsigpu.display.resample import Axis
-from napari_wsigpu.gpu.device.tables import SCALED
+from napari_wsigpu.display.source import hatched
+from napari_wsigpu.gpu.device.kernel_tables import SCALED
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.reading.on_device import Drawn
+from napari_wsigpu.reading.on_device import LevelTiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.display.drawing import View
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Indices, Integers, Records
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.on_device import TilesOnDevice
@@ -30,25 +30,30 @@ if TYPE_CHECKING:
     Tile = tuple[int, int]
 
 TYPES = ("uint8", "uint16", "float32")
-HERE = np.zeros(0, np.uint8)
+AVAILABLE = np.zeros(0, np.uint8)
 
 
 def draws(image: LevelLayout, channel: int | None) -> bool:
-    """Whether a device can draw a level's pixels as a display shows them."""
+    """Return whether a device can draw a level as a display shows it."""
     if channel is None and image.channels > 1:
         return image.channels in (3, 4) and image.dtype == np.uint8
     return image.dtype.name in TYPES
 
 
-class DeviceTilesAtHand(TilesAtHand):
-    """The tiles of a slide that a device has; `get` says only whether one is there.
+class AvailableDeviceTiles(AvailableTiles):
+    """The tiles of a slide in device memory; `get` returns only whether a tile is available.
 
     Parameters
     ----------
     on_device : TilesOnDevice
-        Where they are; kept as an attribute.
+        The tiles in device memory; kept as an attribute.
     slide, levels, overview, blank, channel
-        As for `TilesAtHand`.
+        As in `AvailableTiles`.
+
+    Attributes
+    ----------
+    failed : set of (int, int, int)
+        Level, row and column of each tile that failed to decode and is hatched.
     """
 
     def __init__(
@@ -56,77 +61,80 @@ class DeviceTilesAtHand(TilesAtHand):
         on_device: TilesOnDevice,
         slide: int,
         levels: Mapping[int, LevelLayout],
-        overview: NDArray[Any],
-        blank: Any,
+        overview: Array,
+        blank: float | Array,
         channel: int | None,
     ) -> None:
+        # Without a cache on the host, as `get` looks tiles up on the device.
         super().__init__(slide, levels, overview, blank, channel, {})  # type: ignore[arg-type]
         self.on_device = on_device
         self.failed: set[tuple[int, int, int]] = set()
 
-    def get(self, level: int, row: int, column: int) -> NDArray[Any] | None:
-        """Return something if a tile is known now."""
+    def get(self, level: int, row: int, column: int) -> Array | None:
+        """Return an empty array if a tile is available; None otherwise."""
         tile = np.array([[row, column]], np.int64)
-        here = self.on_device.here(self.numbers[level], tile)[0]
-        return HERE if here or self.is_blank(level, row, column) else None
+        here = self.on_device.decoded(self.numbers[level], tile)[0]
+        return AVAILABLE if here or self.is_blank(level, row, column) else None
 
     def is_blank(self, level: int, row: int, column: int) -> bool:
-        """Whether a tile shows the background."""
+        """Return whether a tile shows the background."""
         return (level, row, column) in self.failed or self._is_blank(level, row, column)
 
     def absent(self, level: int, cells: Rect) -> tuple[set[Tile], set[Tile]]:
-        """Return those of a block of tiles that are not known, and those that are background."""
+        """Return the unavailable tiles of a block, and its background tiles."""
         tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
-        here = self.on_device.here(self.numbers[level], tiles)
+        here = self.on_device.decoded(self.numbers[level], tiles)
         others = {(row, column) for row, column in tiles[~here].tolist()}
         blank = {tile for tile in others if self.is_blank(level, *tile)}
         return others - blank, blank
 
 
 @dataclass(eq=False)
-class _Seen(Shown):
-    """A view, of which nothing but its tiles is known."""
+class _ShownOnDevice(Shown):
+    """A view that is drawn again in each call, so only the state of its tiles is kept."""
 
     missing: set[Tile] = field(default_factory=set)
 
 
-class DevicePicture(LevelPicture[_Seen]):
-    """A picture that a device draws of the tiles that it has.
+class DevicePicture(LevelPicture[_ShownOnDevice]):
+    """A picture that a device draws from tiles in its memory.
 
-    Since a device draws a view faster than it would be copied, each is drawn anew.
+    Every view is drawn in full: a device draws it faster than it could copy the previous one.
 
     Parameters
     ----------
-    tiles : DeviceTilesAtHand
-        Which pixels of the slide are at hand; kept as an attribute.
+    tiles : AvailableDeviceTiles
+        The available tiles of the slide; kept as an attribute.
     table : ColorTable or None
-        The colours that pixels get.
+        Converts pixels to sRGB; None to show them as stored.
     """
 
-    tiles: DeviceTilesAtHand
+    tiles: AvailableDeviceTiles
 
-    def __init__(self, tiles: DeviceTilesAtHand, table: ColorTable | None) -> None:
+    def __init__(self, tiles: AvailableDeviceTiles, table: ColorTable | None) -> None:
         super().__init__(tiles)
         self._table = table
-        self._overview: Any = None
+        # Pixels in the colors that are shown, on the device: the overview, and a hatched tile.
+        self._overview: DeviceArray = None
+        self._hatched: dict[tuple[int, ...], DeviceArray] = {}
 
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
-        """Return the best pixels of a region, as `DevicePixels`; see `LevelPicture.compose`."""
+        """Return the best pixels of a view as `DevicePixels`; see `LevelPicture.compose`."""
         now = self._now
-        begins = now is None or now.view != view
-        if now is None or begins:
-            now = _Seen(view)
-        with now.landed:
-            self._now = now  # before its tiles are looked up, so that none lands unseen
+        is_new = now is None or now.view != view
+        if now is None or is_new:
+            now = _ShownOnDevice(view)
+        with now.changed:
+            self._now = now  # before the lookup of its tiles, so that `add` misses none
             cells = touched(self.levels[view.level], view.rect)
             now.missing, blank = self.tiles.absent(view.level, cells)
-            if begins:
+            if is_new:
                 self._list_tiles(now, cells.cells())
             self._wait(now, fetch())
             if len(now.missing) > WORTH_DRAWING * now.count:
-                return self._stand_in(view)
+                return self._coarser_view(view)
             pixels, gone = self._draw(view, now.missing, blank)
-            if gone:  # what was decoded meanwhile took their place
+            if gone:  # newly decoded tiles have evicted them
                 now.missing |= gone
                 self._wait(now, fetch())
                 pixels, gone = self._draw(view, now.missing, blank)
@@ -135,63 +143,67 @@ class DevicePicture(LevelPicture[_Seen]):
                 fetch()
             return Composed(view, pixels, not (now.missing or gone))
 
-    def _take(self, now: _Seen, landed: Mapping[TileKey, Any]) -> None:
-        """Note the tiles that the device has now, and those that failed."""
+    def _add(self, now: _ShownOnDevice, decoded: Mapping[TileKey, bool]) -> None:
+        """Record the tiles that are now in device memory, and the failed tiles."""
         numbers = self.tiles.numbers
-        for key, decoded in landed.items():
-            if not decoded:
-                self.tiles.failed.add((numbers.index(key.level), key.row, key.column))
-            if key.level == numbers[now.view.level]:
+        for key, succeeded in decoded.items():
+            if not succeeded:
+                self.tiles.failed.add((numbers.index(key.image), key.row, key.column))
+            if key.image == numbers[now.view.level]:
                 now.missing.discard((key.row, key.column))
 
-    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
-        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> AnyArray:
+        """Draw a coarser view; return None if more than `most_absent` of its tiles are absent."""
         cells = touched(self.levels[coarse.level], coarse.rect)
         absent, blank = self.tiles.absent(coarse.level, cells)
         if len(absent) > most_absent * cells.height * cells.width:
             return None
         return self._draw(coarse, absent, blank)[0]
 
-    # Drawing
-
     def _draw(
         self, view: View, missing: Collection[Tile], blank: Collection[Tile]
-    ) -> tuple[Any, set[Tile]]:
-        """Draw a view: own tiles, and where they are missing the best others.
+    ) -> tuple[DevicePixels, set[Tile]]:
+        """Draw a view's own tiles, and the best substitutes for missing ones.
 
         Returns
         -------
         pixels : DevicePixels
-            The view.
+            The pixels of the view.
         gone : set of (int, int)
-            Own tiles that were here, but are not any more.
+            Tiles of the view's own level that have been evicted since the lookup.
         """
         number = self.tiles.numbers[view.level]
-        drawn: list[Drawn] = []
-        of_overview: list[NDArray[np.void]] = []
+        drawn: list[LevelTiles] = []
+        of_overview: list[Records] = []
         for level, block in self._approximations(view, missing):
             tiles, parts = self._scaled(view, level, block)
             if level == len(self.levels) - 1:
                 of_overview.append(parts)
             else:
-                drawn.append(Drawn(self.tiles.numbers[level], tiles, parts))
+                drawn.append(LevelTiles(self.tiles.numbers[level], tiles, parts))
         cells = touched(self.levels[view.level], view.rect)
         left_out = {*missing, *blank}
         own = np.array([tile for tile in cells.cells() if tile not in left_out], np.int64)
         if len(own):
             parts = _own_parts(self.levels[view.level], view.rect, own)
-            drawn.append(Drawn(number, own, parts))
+            drawn.append(LevelTiles(number, own, parts))
         on_device, overview = self.tiles.on_device, self.tiles.overview
-        if of_overview and self._overview is None:
-            self._overview = on_device.backend.send(np.ascontiguousarray(overview))
+        pictures: list[tuple[DeviceArray, Records]] = []
+        if of_overview:
+            if self._overview is None:
+                self._overview = on_device.backend.send(np.ascontiguousarray(overview))
+            pictures.append((self._overview, np.concatenate(of_overview)))
+        failed = [tile for tile in blank if (view.level, *tile) in self.tiles.failed]
+        if failed:
+            parts = _own_parts(self.levels[view.level], view.rect, np.array(failed, np.int64))
+            pictures.append((self._hatched_tile(view.level), parts))
         flat = overview.ndim == 2
         pixels, gone = on_device.draw(
             drawn,
             (view.rect.height, view.rect.width),
             (self.tiles.channel or 0) if flat else None,
             self._table,
-            np.concatenate(of_overview) if of_overview else None,
-            self._overview,
+            pictures,
             self.tiles.blank,
             holes=bool(blank) or bool(self.tiles.failed),
         )
@@ -200,8 +212,17 @@ class DevicePicture(LevelPicture[_Seen]):
         own_gone = {(row, column) for level, row, column in gone if level == number}
         return DevicePixels(pixels, channels, on_device.backend.fetch, address), own_gone
 
+    def _hatched_tile(self, level: int) -> DeviceArray:
+        """Return a tile on the device that is shown in place of damaged ones."""
+        overview, grid = self.tiles.overview, self.levels[level].grid
+        shape = grid.tile_height, grid.tile_width, *overview.shape[2:]
+        if shape not in self._hatched:
+            tile = hatched(shape, self.tiles.blank, overview.dtype)
+            self._hatched[shape] = self.tiles.on_device.backend.send(tile)
+        return self._hatched[shape]
+
     def _approximations(self, view: View, missing: Collection[Tile]) -> Iterator[tuple[int, Rect]]:
-        """Yield levels and the blocks of missing tiles that they stand in for, the worst first."""
+        """Yield levels and the blocks of missing tiles that they replace, worst first."""
         top = len(self.levels) - 1
         left = set(missing)
         found: list[tuple[int, list[Tile]]] = []
@@ -223,17 +244,15 @@ class DevicePicture(LevelPicture[_Seen]):
                 yield level, block
 
     def _has(self, view: View, tile: Tile, level: int, absent: Collection[Tile]) -> bool:
-        """Whether a level has all pixels under a tile."""
+        """Return whether all pixels of a level under a tile are available."""
         part = view.rect.intersection(covered(self.levels[view.level], Rect(*tile, 1, 1)))
         assert part is not None
         other = self.levels[level]
         cells = touched(other, under(self.levels[view.level], other, part)).cells()
         return all(place not in absent for place in cells)
 
-    def _scaled(
-        self, view: View, level: int, block: Rect
-    ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-        """Return how another level's tiles show a block of the view's."""
+    def _scaled(self, view: View, level: int, block: Rect) -> tuple[Integers, Records]:
+        """Return the tiles of another level under a block of the view, and their scaled parts."""
         own, other = self.levels[view.level], self.levels[level]
         part = covered(own, block).intersection(view.rect)
         assert part is not None
@@ -260,26 +279,26 @@ class DevicePicture(LevelPicture[_Seen]):
         return np.array(tiles, np.int64), np.array(parts, SCALED)
 
 
-def _runs(tiles: NDArray[np.intp]) -> list[tuple[int, int, int]]:
-    """Return each tile of a row of pixels, where it begins, and how many pixels it has."""
-    begins = np.flatnonzero(np.diff(tiles, prepend=-1))
-    lengths = np.diff(begins, append=len(tiles))
-    return list(zip(tiles[begins].tolist(), begins.tolist(), lengths.tolist(), strict=True))
+def _runs(tiles: Indices) -> list[tuple[int, int, int]]:
+    """Return (tile, start, length) of each run of pixels that lie in the same tile."""
+    starts = np.flatnonzero(np.diff(tiles, prepend=-1))
+    lengths = np.diff(starts, append=len(tiles))
+    return list(zip(tiles[starts].tolist(), starts.tolist(), lengths.tolist(), strict=True))
 
 
-def _own_parts(image: LevelLayout, rect: Rect, tiles: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return how tiles show a region of their own level."""
+def _own_parts(image: LevelLayout, rect: Rect, tiles: Integers) -> Records:
+    """Return the parts of tiles that show a region of their own level."""
     size = np.array([image.grid.tile_height, image.grid.tile_width])
     corner, beyond = np.array([rect.top, rect.left]), np.array([rect.bottom, rect.right])
     first = tiles * size
-    begin = np.maximum(first, corner)
+    start = np.maximum(first, corner)
     end = np.minimum(np.minimum(first + size, beyond), [image.height, image.width])
     parts = np.zeros(len(tiles), SCALED)
-    at = begin - corner
+    at = start - corner
     parts["target"] = at[:, 0] * rect.width + at[:, 1]
     parts["pitch"] = rect.width
-    parts["height"], parts["width"] = (end - begin).T
+    parts["height"], parts["width"] = (end - start).T
     parts["rows"], parts["columns"] = (end - first).T
-    parts["top"], parts["left"] = (begin - first).T
+    parts["top"], parts["left"] = (start - first).T
     parts["down"] = parts["across"] = 1
     return parts

@@ -1,15 +1,17 @@
-"""`DeviceSource`: a slide, as displays see it that draw on the GPU that decodes it."""
+"""`DeviceSource`: the tiles of a slide for displays that draw on the GPU that decodes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from napari_wsigpu.display.source import HostedSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from napari_wsigpu.codecs.color import Color, ColorTable
-    from napari_wsigpu.display.source import DisplaySource
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.on_device import TilesOnDevice
 
@@ -17,55 +19,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class DeviceSource:
-    """Whole tiles of a slide in the memory of a device, and what it costs to have them.
+class DeviceSource(HostedSource):
+    """Reads whole tiles of a slide to device memory, and estimates the cost of reading them.
 
     Parameters
     ----------
     host : DisplaySource
-        The same for displays that draw on the host.
+        The source for displays that draw on the host.
     tiles : TilesOnDevice
-        Where the tiles are; kept as an attribute.
+        The tiles in device memory; kept as an attribute.
     read : callable
-        As `TilesOnDevice.read`, while the slide is open.
+        `TilesOnDevice.read`, guarded against closing the slide during a read.
     table : callable
-        Returns the table that converts pixels to a `Color`, None where they are as stored.
+        Returns the table that converts pixels to a `Color`; None for stored pixels.
     """
 
-    _host: DisplaySource
     tiles: TilesOnDevice
     _read: Callable[[int, Sequence[Tile]], set[Tile]]
     table: Callable[[Color], ColorTable | None]
-    # How many times as long it takes to read tiles while a frame is drawn: a GPU is told what to do
-    # in a few hundred short steps, and the interpreter may have another thread go on for 5 ms after
-    # each.
+    # Factor by which drawing a frame slows down reads: decoding submits a few hundred short steps
+    # to the GPU, and after each the drawing thread may hold the GIL for 5 ms.
     slowed: ClassVar[float] = 3.0
 
-    @property
-    def clearings(self) -> int:
-        """How often the slide's tiles were dropped."""
-        return self._host.clearings
+    def key_color(self, color: Color) -> Color:
+        """Return the color in the keys of tiles that are shown in a color."""
+        return color
 
-    @property
-    def least_batch(self) -> int:
-        """How many tiles are worth a read of its own."""
-        return self._host.least_batch
-
-    def parts_of(self, level: int) -> int:
-        """Return how many stored tiles are decoded for one tile of a level."""
-        return self._host.parts_of(level)
-
-    def number(self, color: Color) -> int:
-        """Return the slide's number in the keys of tiles: colours are made when they are drawn."""
-        return self._host.number("stored")
-
-    def background(self, color: Color) -> Any:
-        """Return the value of pixels that the file does not hold, in these colours."""
+    def background(self, color: Color) -> float | Array:
+        """Return the value of pixels that the file does not hold, in a color."""
         return self._host.background(color)
-
-    def count_shown(self, asked: int, at_hand: int) -> None:
-        """Count the tiles of a display's new view, and those that were at hand for it."""
-        self._host.count_shown(asked, at_hand)
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bool]:
         """Decode whole tiles of one level to the device.
@@ -73,7 +55,7 @@ class DeviceSource:
         Returns
         -------
         dict of TileKey to bool
-            Whether each is there; one that failed shows the background.
+            Whether each tile is in device memory; failed tiles must be hatched.
 
         Raises
         ------
@@ -81,5 +63,5 @@ class DeviceSource:
             As in `DisplaySource.read_tiles`.
         """
         tiles = {(key.row, key.column): key for key in keys}
-        failed = self._read(keys[0].level, list(tiles))
+        failed = self._read(keys[0].image, list(tiles))
         return {key: tile not in failed for tile, key in tiles.items()}

@@ -1,4 +1,4 @@
-"""Tiles for displays, fetched in the background: what is on screen before what may be next."""
+"""`TileFetcher`: decode tiles for displays in the background, tiles on screen first."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from napari_wsigpu.codecs.cpu import threads_at_work
+from napari_wsigpu.codecs.cpu import default_threads
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import TypeAlias
 
+    from napari_wsigpu.display.composite_source import CompositeSource
     from napari_wsigpu.display.device_source import DeviceSource
     from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.reading.cache import TileKey
 
-    TileSource: TypeAlias = DisplaySource | DeviceSource
+    TileSource: TypeAlias = DisplaySource | DeviceSource | CompositeSource
 
+# Target duration of a batch of tiles on screen.
 BATCH_SECONDS = 0.05
-# What a view lacks is read at once if it takes no longer: each batch ends with idle cores, and a
-# frame of half the view holds up the rest.
+# All missing tiles of a view form one batch if that takes no longer: each batch ends with idle
+# cores, and drawing a half-complete view delays the rest.
 VIEW_SECONDS = 0.15
+# Target duration of a batch of prefetched tiles.
 AHEAD_SECONDS = 0.015
 BATCH_TILES = 256
+# Tiles that take longer than this, in seconds, are not prefetched.
 SLOWEST_AHEAD = 0.2
-# A batch that takes so many times as long as expected says that all do now.
+# If a batch takes longer than expected by this factor, older measurements are dropped.
 SLOWER = 2
 MOST_REMEMBERED = 1 << 16
 
@@ -37,22 +41,22 @@ logger = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """Who wants tiles of a slide. The fetcher calls it from its own thread."""
+    """A display of a slide. The fetcher calls it from its own thread."""
 
     @property
     def source(self) -> TileSource:
-        """What has the slide's tiles; the same for all displays of it."""
+        """Source of the slide's tiles, shared by all displays of the slide."""
 
-    def land(self, tiles: Mapping[TileKey, Any]) -> None:
-        """Take tiles of one level, wanted or not."""
+    def deliver(self, tiles: Mapping[TileKey, Any]) -> None:
+        """Receive tiles of one level, requested by this display or by another one."""
 
     def fail(self, error: Exception) -> None:
-        """Learn that wanted tiles can't be had."""
+        """Receive the error of a failed read; the request has been dropped."""
 
 
 @dataclass
-class _Wanted:
-    """What one display wants of a slide, in its order."""
+class _Request:
+    """The tiles that one display requests, in order of priority."""
 
     source: TileSource
     on_screen: list[TileKey]
@@ -60,7 +64,9 @@ class _Wanted:
     waits: bool
 
 
-class _Batch(NamedTuple):
+class _FetchBatch(NamedTuple):
+    """Tiles of one level that are read together; `waited_for` if the display waits for them."""
+
     source: TileSource
     keys: list[TileKey]
     ahead: bool
@@ -68,33 +74,36 @@ class _Batch(NamedTuple):
 
 
 class TileFetcher:
-    """Decodes the tiles that displays want, in one thread that lives as long as any are wanted.
+    """Decodes the tiles that displays request, in one thread that ends when no request is left.
 
-    What is on any screen comes before what may be next on one. Batches take about 50 ms each, of
-    what may be next 15 ms, so that a new view waits no longer than that for the end of an old one;
-    all that a view lacks is one batch where that takes no longer than 150 ms, as on many cores;
-    tiles of which one alone takes longer than 0.2 s are not fetched ahead. Where a
-    GPU decodes, nothing is begun for later while a frame is drawn: the interpreter would have the
-    two threads take turns.
+    Tiles on any screen come before prefetched tiles. A batch takes about 50 ms, or 15 ms for
+    prefetched tiles, because a new view has to wait for the batch in flight. All missing tiles of a
+    view form one batch if that takes at most 150 ms. Tiles that take longer than 0.2 s each are not
+    prefetched. While a GPU decodes, prefetching pauses during frames, because the decoding and the
+    drawing thread would compete for the GIL.
     """
 
     def __init__(self) -> None:
+        # Guards all fields. Released while tiles are read or delivered, because the displays take
+        # their own locks then; `forget_slide` waits on it for the batch in flight.
         self._changed = threading.Condition()
-        self._wanted: dict[Display, _Wanted] = {}
+        self._requests: dict[Display, _Request] = {}
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
-        self._flies_for: TileSource | None = None
-        self._flies_ahead = False
-        self._lands_at: float | None = None
-        self._quiet_until = 0.0
-        # Of each level: tiles and seconds of the last batch of about so many (as a power of 2).
+        self._flight_source: TileSource | None = None
+        self._flight_is_ahead = False
+        self._arrives_at: float | None = None
+        self._paused_until = 0.0
+        # For each slide and image: number of tiles and duration in seconds of the latest batch,
+        # by the bit length of the number of tiles.
         self._batches: dict[tuple[int, int], dict[int, tuple[int, float]]] = {}
+        # Prefetched tiles that no view has shown yet.
         self._ahead: set[TileKey] = set()
         self._fetched_ahead: Counter[int] = Counter()
         self._hits_ahead: Counter[int] = Counter()
         self._last_batch: dict[int, int] = {}
 
-    def want(
+    def request(
         self,
         display: Display,
         on_screen: Sequence[TileKey],
@@ -102,50 +111,50 @@ class TileFetcher:
         *,
         waits: bool = False,
     ) -> None:
-        """Replace what a display wants; what it wanted before and wants no more is dropped.
+        """Replace the request of a display; tiles that are no longer requested are dropped.
 
         Parameters
         ----------
         display : Display
-            Who wants it.
+            The display.
         on_screen, next_likely : sequence of TileKey
-            What, in this order.
+            The tiles to fetch, in order of priority.
         waits : bool
-            Whether the display does nothing else until the tiles on screen have landed.
+            Whether the display blocks until the tiles on screen arrive.
         """
         with self._changed:
-            waiting = self._wanted.pop(display, None)
+            waiting = self._requests.pop(display, None)
             self._changed.notify_all()
             if not on_screen and not next_likely:
                 return
-            flying = self._in_flight if display.source is self._flies_for else frozenset()
-            wanted = _Wanted(
+            in_flight = self._in_flight if display.source is self._flight_source else frozenset()
+            request = _Request(
                 display.source,
-                [key for key in on_screen if key not in flying],
-                [key for key in next_likely if key not in flying],
+                [key for key in on_screen if key not in in_flight],
+                [key for key in next_likely if key not in in_flight],
                 waits,
             )
-            if waiting is None or wanted.on_screen:
-                # Who asks last moves something now, and is served first.
-                self._wanted = {display: wanted} | self._wanted
+            if waiting is None or request.on_screen:
+                # The display that made the latest request is being moved, so it comes first.
+                self._requests = {display: request} | self._requests
             else:
-                self._wanted[display] = wanted
+                self._requests[display] = request
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="wsigpu-fetch", daemon=True)
                 self._thread.start()
 
-    def be_quiet(self, seconds: float) -> None:
-        """Begin nothing for later from now on, for so long at most; 0 ends that."""
+    def pause_prefetch(self, seconds: float) -> None:
+        """Pause prefetching for at most this long; 0 resumes it."""
         with self._changed:
-            self._quiet_until = time.perf_counter() + seconds
+            self._paused_until = time.perf_counter() + seconds
             self._changed.notify_all()
 
-    def forget(self, display: Display) -> None:
-        """Drop what a display wants; tiles in flight may still land."""
-        self.want(display, ())
+    def cancel(self, display: Display) -> None:
+        """Drop the request of a display; tiles in flight may still be delivered."""
+        self.request(display, ())
 
     def expected(self, keys: Sequence[TileKey]) -> float | None:
-        """Return in how many seconds tiles of one level would land if they were wanted now.
+        """Return the seconds until tiles of one level would arrive if requested now.
 
         Parameters
         ----------
@@ -155,48 +164,45 @@ class TileFetcher:
         Returns
         -------
         float or None
-            None as long as that is not known of this level.
+            None if the speed of this level has not been measured yet.
         """
         with self._changed:
             left: float | None = 0.0
             if self._in_flight:
-                left = self._lands_at and max(0.0, self._lands_at - time.perf_counter())
+                left = self._arrives_at and max(0.0, self._arrives_at - time.perf_counter())
             others = [key for key in keys if key not in self._in_flight]
             seconds = self._seconds_of(others[0], len(others)) if others else 0.0
             return None if left is None or seconds is None else left + seconds
 
     def shown(self, found: Iterable[TileKey], lacked: Iterable[TileKey]) -> None:
-        """Learn which tiles of a new view were at hand, and which were not, to count hits."""
+        """Record which tiles of a new view were available and which were not, to count hits."""
         found, lacked = set(found), set(lacked)
         with self._changed:
             for key in self._ahead & found:
-                self._hits_ahead[_number(key)] += 1
+                self._hits_ahead[key.slide] += 1
             self._ahead -= found | lacked
 
     def stats(self, slide: int) -> dict[str, int]:
-        """Return a slide's counters: queue, batch, prefetched, prefetch_hits."""
+        """Return the counters of a slide: queue, batch, prefetched and prefetch_hits."""
         with self._changed:
-            queue = sum(
-                _number(key) == slide
-                for wanted in self._wanted.values()
-                for key in wanted.on_screen
-            )
-            flying = () if self._flies_ahead else self._in_flight
+            requests = self._requests.values()
+            queue = sum(key.slide == slide for request in requests for key in request.on_screen)
+            in_flight = () if self._flight_is_ahead else self._in_flight
             return {
-                "queue": queue + sum(_number(key) == slide for key in flying),
+                "queue": queue + sum(key.slide == slide for key in in_flight),
                 "batch": self._last_batch.get(slide, 0),
                 "prefetched": self._fetched_ahead[slide],
                 "prefetch_hits": self._hits_ahead[slide],
             }
 
     def forget_slide(self, slide: int) -> None:
-        """Drop all that is wanted and known of a slide, and return once none of it is decoded."""
+        """Drop all state of a slide, and wait until none of its tiles is in flight."""
         with self._changed:
-            for wanted in self._wanted.values():
-                for keys in (wanted.on_screen, wanted.next_likely):
-                    keys[:] = [key for key in keys if _number(key) != slide]
-            self._changed.wait_for(lambda: all(_number(key) != slide for key in self._in_flight))
-            self._ahead = {key for key in self._ahead if _number(key) != slide}
+            for request in self._requests.values():
+                for keys in (request.on_screen, request.next_likely):
+                    keys[:] = [key for key in keys if key.slide != slide]
+            self._changed.wait_for(lambda: all(key.slide != slide for key in self._in_flight))
+            self._ahead = {key for key in self._ahead if key.slide != slide}
             for level in [level for level in self._batches if level[0] == slide]:
                 del self._batches[level]
             for counts in (self._fetched_ahead, self._hits_ahead, self._last_batch):
@@ -207,6 +213,7 @@ class TileFetcher:
             self._fetch()
         finally:
             with self._changed:
+                # Also after an unexpected error, so that the next request starts a new thread.
                 if self._thread is threading.current_thread():
                     self._thread = None
                     self._in_flight = frozenset()
@@ -214,120 +221,127 @@ class TileFetcher:
 
     def _fetch(self) -> None:
         while (batch := self._next()) is not None:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             try:
                 tiles = batch.source.read_tiles(batch.keys)
             except Exception as error:
                 if not isinstance(error, SlideError):
-                    logger.exception("Tiles of a display could not be read")
+                    logger.exception("Tiles of a display can't be read")
+                # Displays decide whether to request the tiles again.
                 for display in self._drop(batch.source):
                     display.fail(error)
             else:
-                self._land(batch, tiles, time.perf_counter() - begin)
+                self._deliver(batch, tiles, time.perf_counter() - start)
 
-    def _next(self) -> _Batch | None:
-        """Return what to fetch next; None ends the thread."""
+    def _next(self) -> _FetchBatch | None:
+        """Return the next batch; None ends the thread."""
         with self._changed:
             while True:
-                for wanted in self._wanted.values():
-                    if wanted.on_screen:
-                        return self._take(wanted, wanted.on_screen, ahead=False)
-                for wanted in self._wanted.values():
-                    keys = wanted.next_likely
-                    keys[:] = [key for key in keys if not self._takes_long(key)]
-                if not any(wanted.next_likely for wanted in self._wanted.values()):
+                for request in self._requests.values():
+                    if request.on_screen:
+                        return self._take_batch(request, request.on_screen, ahead=False)
+                for request in self._requests.values():
+                    keys = request.next_likely
+                    keys[:] = [key for key in keys if not self._is_slow(key)]
+                if not any(request.next_likely for request in self._requests.values()):
+                    # Under the lock, so that a request from now on starts a new thread.
                     self._thread = None
                     return None
-                quiet = self._quiet_until - time.perf_counter()
-                if quiet <= 0:
-                    wanted = next(w for w in self._wanted.values() if w.next_likely)
-                    return self._take(wanted, wanted.next_likely, ahead=True)
-                self._changed.wait(quiet)
+                pause = self._paused_until - time.perf_counter()
+                if pause <= 0:
+                    request = next(w for w in self._requests.values() if w.next_likely)
+                    return self._take_batch(request, request.next_likely, ahead=True)
+                self._changed.wait(pause)
 
-    def _take(self, wanted: _Wanted, keys: list[TileKey], *, ahead: bool) -> _Batch:
-        """Take the first tiles of one level from a list."""
-        first, source = keys[0], wanted.source
-        taken = [key for key in keys if key[:2] == first[:2]]
-        view = self._seconds_of(first, len(taken))
-        if ahead or view is None or view > VIEW_SECONDS or len(taken) > BATCH_TILES:
+    def _take_batch(self, request: _Request, keys: list[TileKey], *, ahead: bool) -> _FetchBatch:
+        """Remove a batch, the first tiles of one level, from a list of requested tiles."""
+        first, source = keys[0], request.source
+        image = _image(first)
+        batch = [key for key in keys if _image(key) == image]
+        view = self._seconds_of(first, len(batch))
+        if ahead or view is None or view > VIEW_SECONDS or len(batch) > BATCH_TILES:
             most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
-            del taken[max(most, source.least_batch) :]
-        self._in_flight, self._flies_ahead = frozenset(taken), ahead
-        self._flies_for = source
-        seconds = self._seconds_of(first, len(taken))
-        self._lands_at = None if seconds is None else time.perf_counter() + seconds
-        for other in self._wanted.values():
+            del batch[max(most, source.least_batch) :]
+        self._in_flight, self._flight_is_ahead = frozenset(batch), ahead
+        self._flight_source = source
+        seconds = self._seconds_of(first, len(batch))
+        self._arrives_at = None if seconds is None else time.perf_counter() + seconds
+        # The batch is delivered to all displays of the source.
+        for other in self._requests.values():
             if other.source is not source:
                 continue
             for waiting in (other.on_screen, other.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
-        self._last_batch[_number(first)] = len(taken)
-        return _Batch(source, taken, ahead, wanted.waits and not ahead)
+        self._last_batch[first.slide] = len(batch)
+        return _FetchBatch(source, batch, ahead, request.waits and not ahead)
 
     def _batch_size(self, key: TileKey, source: TileSource, most_seconds: float) -> int:
-        """Return how many tiles keep all cores at work for as long as a batch may take."""
-        side_by_side = -(-threads_at_work() // source.parts_of(key.level))
-        if (_number(key), key.level) not in self._batches:
-            return side_by_side
+        """Return how many tiles keep all cores busy for at most `most_seconds`."""
+        concurrent = -(-default_threads() // source.parts_of(key.image))
+        if (key.slide, key.image) not in self._batches:
+            return concurrent
         most = BATCH_TILES
-        while most > side_by_side and (self._seconds_of(key, most) or 0) > most_seconds:
+        while most > concurrent and (self._seconds_of(key, most) or 0) > most_seconds:
             most //= 2
-        return max(1, most // side_by_side) * side_by_side
+        return max(1, most // concurrent) * concurrent
 
-    def _takes_long(self, key: TileKey) -> bool:
-        """Whether one tile of a level is known to take too long to be fetched ahead."""
-        batches = self._batches.get((_number(key), key.level), {}).values()
+    def _is_slow(self, key: TileKey) -> bool:
+        """Return whether tiles of a level are known to be too slow for prefetching."""
+        batches = self._batches.get((key.slide, key.image), {}).values()
         return bool(batches) and all(seconds > SLOWEST_AHEAD * tiles for tiles, seconds in batches)
 
     def _seconds_of(self, key: TileKey, tiles: int) -> float | None:
-        """Return how long so many tiles of a level take, None as long as that is not known.
+        """Return the expected duration of a batch of a level; None if nothing has been measured.
 
-        A batch costs more than its tiles do, and at times it is held up by something else. So
-        larger ones tell at most how long it takes, and so do smaller ones, tile by tile.
+        Batches have a fixed cost, and other work may delay them. So each measurement is an upper
+        bound: as it stands for smaller batches, and scaled by the number of tiles for larger ones.
         """
-        batches = self._batches.get((_number(key), key.level), {}).values()
+        batches = self._batches.get((key.slide, key.image), {}).values()
         return min((max(1.0, tiles / count) * seconds for count, seconds in batches), default=None)
 
-    def _learn(self, key: TileKey, tiles: int, seconds: float) -> None:
-        """Note how long a batch took; what was learnt before counts no more if that was shorter."""
-        batches = self._batches.setdefault((_number(key), key.level), {})
+    def _measure(self, key: TileKey, tiles: int, seconds: float) -> None:
+        """Record the duration of a batch; drop earlier ones if it was much slower than expected."""
+        batches = self._batches.setdefault((key.slide, key.image), {})
         expected = self._seconds_of(key, tiles)
         if expected is not None and seconds > SLOWER * expected:
             batches.clear()
         batches[tiles.bit_length()] = tiles, seconds
 
-    def _land(self, batch: _Batch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
+    def _deliver(self, batch: _FetchBatch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
         first = batch.keys[0]
+        # Drawing frames slows down reads; record how long this read would take without it.
         if not batch.waited_for:
             seconds /= batch.source.slowed
         with self._changed:
-            self._learn(first, len(batch.keys), seconds)
+            self._measure(first, len(batch.keys), seconds)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()
                 self._ahead.update(batch.keys)
-                self._fetched_ahead[_number(first)] += len(batch.keys)
-            # Who asks for these from now on is served from the cache.
+                self._fetched_ahead[first.slide] += len(batch.keys)
+            # Later requests for these tiles are served from the cache.
             self._in_flight = frozenset()
             self._changed.notify_all()
-            displays = self._of(batch.source)
+            displays = self._displays_of(batch.source)
+        # Outside of the lock: displays take their own locks and request more tiles.
         for display in displays:
-            display.land(tiles)
+            display.deliver(tiles)
 
     def _drop(self, source: TileSource) -> Collection[Display]:
-        """Drop what is wanted of a slide; return whose displays wanted it."""
+        """Drop all requests for a source; return the displays that made them."""
         with self._changed:
             self._in_flight = frozenset()
             self._changed.notify_all()
-            displays = self._of(source)
+            displays = self._displays_of(source)
             for display in displays:
-                del self._wanted[display]
+                del self._requests[display]
             return displays
 
-    def _of(self, source: TileSource) -> list[Display]:
-        return [display for display, wanted in self._wanted.items() if wanted.source is source]
+    def _displays_of(self, source: TileSource) -> list[Display]:
+        """Return the displays with requests for a source."""
+        return [display for display, request in self._requests.items() if request.source is source]
 
 
-def _number(key: TileKey) -> int:
-    """Return the number of a key's slide, whatever colours it is in."""
-    return key.slide if key.slide >= 0 else ~key.slide
+def _image(key: TileKey) -> tuple[int, int, str]:
+    """Return the properties that all tiles of a batch share."""
+    return key.slide, key.image, key.color

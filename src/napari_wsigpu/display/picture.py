@@ -1,4 +1,4 @@
-"""What a display shows of a slide while tiles are still being decoded."""
+"""`Picture`: the picture of a slide that a display shows while tiles are being decoded."""
 
 from __future__ import annotations
 
@@ -9,90 +9,90 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from napari_wsigpu.display.at_hand import Hand, TilesAtHand
+from napari_wsigpu.display.available_tiles import AvailableTiles, TileLookup
 from napari_wsigpu.display.drawing import Drawing, View
 from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.display.device_pixels import DevicePixels
+    from napari_wsigpu.model.arrays import AnyArray, Array
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.storage.buffers import PictureMemory
 
     Tile = tuple[int, int]
 
-# Of a view of which less is at hand, a coarser one is shown: the graphics card enlarges it.
+# If a larger share of a view is missing, the graphics card enlarges a coarser view instead.
 WORTH_DRAWING = 0.5
-# A coarser view is of one of so many next levels.
-STAND_IN_LEVELS = 2
+# How many of the next coarser levels may replace a view.
+COARSER_LEVELS = 2
 
 
 class Composed(NamedTuple):
-    """What to show for a view.
+    """The pixels to show for a view.
 
     Attributes
     ----------
     view : View
-        What is shown: the view itself, or as much of a coarser level that stands in for it.
+        The view itself, or the same area of a coarser level.
     pixels : ndarray, shape (height, width) or (height, width, channels)
-        Its pixels. They get better as tiles land, in the same array while the view is the same.
+        The pixels of `view`. As tiles arrive, the same array is improved until the view changes.
     exact : bool
-        Whether these are all pixels of the view itself: tiles may have landed since.
+        Whether all pixels belong to the requested view, at the time of the call.
     """
 
     view: View
-    pixels: NDArray[Any]
+    pixels: Array | DevicePixels
     exact: bool = False
 
 
 @dataclass(eq=False)
 class Shown:
-    """The view that a picture shows, and what is known of it.
+    """The current view of a picture and the state of its tiles.
 
     Attributes
     ----------
     view : View
         The region.
     missing : collection of (int, int)
-        Row and column of each of its tiles that does not show its own pixels yet.
+        Row and column of each tile that does not show its own pixels yet.
     served : set of TileKey
-        The tiles that have landed for it.
+        The tiles that have arrived for the view.
     count : int
-        How many tiles it has.
-    landed : threading.Condition
-        Held by the thread that draws; notified when tiles have landed.
+        Number of tiles of the view.
+    changed : threading.Condition
+        Held by the thread that draws; notified when tiles have arrived.
     """
 
     view: View
     missing: Collection[Tile] = ()
     served: set[TileKey] = field(default_factory=set)
     count: int = 0
-    landed: threading.Condition = field(default_factory=threading.Condition)
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
 
 AnyShown = TypeVar("AnyShown", bound=Shown)
 
 
 class LevelPicture(ABC, Generic[AnyShown]):
-    """One display's picture of a slide's levels, composed of what is at hand.
+    """One display's picture of a slide, composed of the available tiles.
 
-    `land` may be called by any thread; everything else by one.
+    Any thread may call `add`; a single thread calls everything else.
 
     Parameters
     ----------
-    tiles : TilesAtHand
-        Which pixels of the slide are at hand; kept as an attribute.
+    tiles : AvailableTiles
+        The available tiles of the slide; kept as an attribute.
 
     Attributes
     ----------
     found, lacked : list of TileKey
-        The tiles of the view that were at hand when it was composed first, and the others.
+        The tiles of the view that were available when it was first composed, and the others.
     """
 
-    def __init__(self, tiles: TilesAtHand) -> None:
+    def __init__(self, tiles: AvailableTiles) -> None:
         self.tiles = tiles
         self.found: list[TileKey] = []
         self.lacked: list[TileKey] = []
@@ -105,7 +105,7 @@ class LevelPicture(ABC, Generic[AnyShown]):
 
     @property
     def view(self) -> View | None:
-        """The region that was composed last."""
+        """The view that was composed last."""
         return None if self._now is None else self._now.view
 
     @property
@@ -114,46 +114,46 @@ class LevelPicture(ABC, Generic[AnyShown]):
         return [] if self._now is None else list(self._now.missing)
 
     def was_served(self, level: int, row: int, column: int) -> bool:
-        """Whether a tile has landed for this view, though it may be at hand no more."""
+        """Return whether a tile has arrived for this view, even if it has been evicted since."""
         return self._now is not None and self.tiles.key_of(level, row, column) in self._now.served
 
     @abstractmethod
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
-        """Return the best pixels of a region.
+        """Return the best available pixels of a view.
 
         Parameters
         ----------
         view : View
-            What to show.
+            The view to show.
         fetch : callable
-            Called once it is known what is `missing`, before anything is drawn, to have that
-            fetched. Returns until when, by `time.perf_counter`, its landing may be waited for.
+            Requests the `missing` tiles. Called once these are known and before anything is drawn.
+            Returns the `time.perf_counter` value until which drawing may wait for them.
         """
 
-    def land(self, landed: Mapping[TileKey, Any]) -> bool:
-        """Take decoded tiles; return whether the view shows better pixels by them, or will."""
-        now = self._now
+    def add(self, decoded: Mapping[TileKey, object]) -> bool:
+        """Add decoded tiles; return whether they improve the view, now or when it is next drawn."""
+        now = self._now  # read once: `compose` may replace it in another thread
         if now is None:
             return False
-        with now.landed:
+        with now.changed:
             if not now.missing:
                 return False
-            useful = self.tiles.useful(landed, now.view.level, now.missing)
+            useful = self.tiles.useful(decoded, now.view.level, now.missing)
             now.served.update(useful)
-            self._take(now, {key: landed[key] for key in useful})
-            now.landed.notify_all()
+            self._add(now, {key: decoded[key] for key in useful})
+            now.changed.notify_all()
             return bool(useful)
 
     @abstractmethod
-    def _take(self, now: AnyShown, landed: Mapping[TileKey, Any]) -> None:
-        """Use tiles that have landed; the view's lock is held."""
+    def _add(self, now: AnyShown, decoded: Mapping[TileKey, Any]) -> None:
+        """Use tiles that have arrived; the caller holds `now.changed`."""
 
     @abstractmethod
-    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
-        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> AnyArray | None:
+        """Draw a coarser view; return None if more than `most_absent` of its tiles are absent."""
 
     def _list_tiles(self, now: AnyShown, tiles: Iterable[Tile]) -> None:
-        """Note which tiles a new view has, and which of them are missing."""
+        """Record which tiles of a new view are available and which are missing."""
         keys = [self.tiles.key_of(now.view.level, *tile) for tile in tiles]
         self.found = [key for key in keys if (key.row, key.column) not in now.missing]
         self.lacked = [key for key in keys if (key.row, key.column) in now.missing]
@@ -161,13 +161,13 @@ class LevelPicture(ABC, Generic[AnyShown]):
 
     @staticmethod
     def _wait(now: AnyShown, until: float) -> None:
-        """Wait for what is missing, but no longer than until a time; the view's lock is held."""
+        """Wait for missing tiles until a time; the caller holds `now.changed`."""
         while now.missing and (left := until - time.perf_counter()) > 0:
-            now.landed.wait(left)
+            now.changed.wait(left)
 
-    def _stand_in(self, view: View) -> Composed:
-        """Return a view of a coarser level that shows as much; it is small, and made each time."""
-        views = _stand_ins(self.levels, view)
+    def _coarser_view(self, view: View) -> Composed:
+        """Return the same area of a coarser level. It is small, so it is drawn for each call."""
+        views = _coarser_views(self.levels, view)
         for coarse in views:
             if coarse.level == len(self.levels) - 1:
                 image = self.levels[coarse.level]
@@ -177,50 +177,56 @@ class LevelPicture(ABC, Generic[AnyShown]):
             pixels = self._draw_coarser(coarse, view, most)
             if pixels is not None:
                 return Composed(coarse, pixels)
-        raise AssertionError("the overview stands in for all levels")
+        raise AssertionError("the overview can replace every view")
 
 
 @dataclass(eq=False, kw_only=True)
 class _Drawn(Shown):
-    """A view in an array of its own."""
+    """A view drawn in its own array.
+
+    `common` is the part that the previous view also shows; `fresh` holds available tiles that are
+    not drawn yet; `waited_for` is set while `compose` waits for tiles, so that `add` leaves
+    approximations to it.
+    """
 
     drawing: Drawing
     common: Rect | None = None
-    fresh: dict[Tile, NDArray[Any]] = field(default_factory=dict)
+    fresh: dict[Tile, Array] = field(default_factory=dict)
     waited_for: bool = False
 
 
 class Picture(LevelPicture[_Drawn]):
     """A picture in host memory.
 
-    Tiles that are not at hand yet show the best other pixels there are: those of the next finer
-    level, else of the coarser ones, at last of the overview, which always is at hand. Where that
-    would be most of a view, a view of a coarser level stands in for it.
+    Missing tiles show the best substitute: the next finer level, or else a coarser level, or else
+    the overview, which is always available. If most tiles of a view are missing, a view of a
+    coarser level replaces it.
 
-    `land` draws in the thread that calls it.
+    `add` draws in the thread that calls it.
 
     Parameters
     ----------
-    tiles : TilesAtHand
-        Which pixels of the slide are at hand; kept as an attribute.
+    tiles : AvailableTiles
+        The available tiles of the slide; kept as an attribute.
     memory : PictureMemory
-        What to compose in.
+        Provides arrays for views.
     """
 
-    def __init__(self, tiles: TilesAtHand, memory: PictureMemory) -> None:
+    def __init__(self, tiles: AvailableTiles, memory: PictureMemory) -> None:
         super().__init__(tiles)
         self._memory = memory
 
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
-        """Return the best pixels of a region; see `LevelPicture.compose`."""
+        """Return the best available pixels of a view; see `LevelPicture.compose`."""
         now, before = self._now, None
-        begins = now is None or now.view != view
-        if now is None or begins:
-            now, before = self._begin(view), now
-        if not now.landed.acquire(blocking=begins):
-            # Tiles are being drawn in another thread, which tells when they are.
+        is_new = now is None or now.view != view
+        if now is None or is_new:
+            now, before = self._start(view), now
+        # No other thread knows a new view yet, so its lock is free.
+        if not now.changed.acquire(blocking=is_new):
+            # `add` is drawing in another thread; it triggers a refresh when it is done.
             if now.drawing.undrawn:
-                return self._stand_in(view)
+                return self._coarser_view(view)
             return Composed(view, now.drawing.pixels, not now.missing)
         try:
             self._now = now
@@ -230,30 +236,30 @@ class Picture(LevelPicture[_Drawn]):
             self._wait(now, until)
             now.waited_for = False
             if now.drawing.undrawn:
-                hand = Hand(self.tiles, {})
-                now.drawing.approximate(hand, coarser=False)
+                lookup = TileLookup(self.tiles, {})
+                now.drawing.approximate(lookup, coarser=False)
                 if now.drawing.undrawn > WORTH_DRAWING * now.count:
-                    return self._stand_in(view)
-                now.drawing.approximate(hand)
+                    return self._coarser_view(view)
+                now.drawing.approximate(lookup)
                 self._draw_edges(now, before)
         finally:
-            now.landed.release()
+            now.changed.release()
         return Composed(view, now.drawing.pixels, not now.missing)
 
-    def _take(self, now: _Drawn, landed: Mapping[TileKey, NDArray[Any]]) -> None:
-        """Draw tiles that have landed, and others by them."""
+    def _add(self, now: _Drawn, decoded: Mapping[TileKey, Array]) -> None:
+        """Draw tiles that have arrived, and approximate missing tiles from them."""
         drawing, own = now.drawing, self.tiles.numbers[now.view.level]
-        taken = {key: self.tiles.shown(pixels) for key, pixels in landed.items()}
-        for key, pixels in taken.items():
-            if key.level == own:
+        shown = {key: self.tiles.shown(pixels) for key, pixels in decoded.items()}
+        for key, pixels in shown.items():
+            if key.image == own:
                 drawing.paste((key.row, key.column), pixels)
-        # Not as long as a coarser view stands in for all of it, or it may be exact soon.
-        undrawn, others = drawing.undrawn, any(key.level != own for key in taken)
+        # Don't approximate while a coarser view is shown instead, or while `compose` waits.
+        undrawn, others = drawing.undrawn, any(key.image != own for key in shown)
         if (undrawn or others) and undrawn < now.count and not now.waited_for:
-            drawing.approximate(Hand(self.tiles, taken))
+            drawing.approximate(TileLookup(self.tiles, shown))
 
-    def _begin(self, view: View) -> _Drawn:
-        """Find out what of another region is at hand."""
+    def _start(self, view: View) -> _Drawn:
+        """Start a new view: find its available tiles and the part that the previous view shows."""
         drawing = self._new_drawing(view)
         missing, level = drawing.missing, view.level
         now = _Drawn(view, missing, drawing=drawing)
@@ -277,13 +283,13 @@ class Picture(LevelPicture[_Drawn]):
         self._list_tiles(now, drawing.tiles)
         return now
 
-    def _new_drawing(self, view: View, magnified: float = 1) -> Drawing:
+    def _new_drawing(self, view: View, magnification: float = 1) -> Drawing:
         shape = (view.rect.height, view.rect.width, *self.tiles.overview.shape[2:])
         pixels = self._memory.empty(shape, self.levels[view.level].dtype)
-        return Drawing(view, self.tiles, pixels, magnified)
+        return Drawing(view, self.tiles, pixels, magnification)
 
     def _draw_own(self, now: _Drawn, before: _Drawn | None) -> None:
-        """Draw what the last view showed, and tiles that were at hand; once for each view."""
+        """Copy pixels from the previous view and draw available tiles, once for each view."""
         drawing = now.drawing
         if before is not None and now.common is not None:
             old = before.drawing
@@ -294,7 +300,7 @@ class Picture(LevelPicture[_Drawn]):
         now.fresh.clear()
 
     def _draw_edges(self, now: _Drawn, before: _Drawn | None) -> None:
-        """Draw what the last view showed of tiles that are missing, and reach beyond it."""
+        """Copy parts of missing tiles from the previous view, as far as it shows them."""
         if before is None or now.common is None:
             return
         new, old = now.drawing, before.drawing
@@ -304,27 +310,27 @@ class Picture(LevelPicture[_Drawn]):
                 drawn = old.pixels[old.view.rect.slices(part)]
                 new.pixels[new.view.rect.slices(part)] = drawn
 
-    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
-        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> AnyArray | None:
+        """Draw a coarser view; return None if more than `most_absent` of its tiles are absent."""
         down = self.levels[coarse.level].height / self.levels[view.level].height
-        drawing, hand = self._new_drawing(coarse, 1 / down), Hand(self.tiles, {})
-        at_hand = {tile: hand.tile(coarse.level, tile) for tile in drawing.tiles}
-        absent = [tile for tile, pixels in at_hand.items() if pixels is None]
-        if len(absent) > most_absent * len(at_hand):
+        drawing, lookup = self._new_drawing(coarse, 1 / down), TileLookup(self.tiles, {})
+        found = {tile: lookup.tile(coarse.level, tile) for tile in drawing.tiles}
+        absent = [tile for tile, pixels in found.items() if pixels is None]
+        if len(absent) > most_absent * len(found):
             return None
         drawing.missing |= dict.fromkeys(absent, drawing.nothing)
-        drawing.approximate(hand)
-        for tile, pixels in at_hand.items():
+        drawing.approximate(lookup)
+        for tile, pixels in found.items():
             if pixels is not None:
                 drawing.paste(tile, pixels)
         return drawing.pixels
 
 
-def _stand_ins(levels: list[LevelLayout], view: View) -> list[View]:
-    """Return the views of coarser levels that may be shown instead of one, the finest first."""
+def _coarser_views(levels: list[LevelLayout], view: View) -> list[View]:
+    """Return the views of coarser levels that may replace a view, finest first."""
     own = levels[view.level]
     found = []
-    for level in range(view.level + 1, min(view.level + STAND_IN_LEVELS, len(levels) - 1) + 1):
+    for level in range(view.level + 1, min(view.level + COARSER_LEVELS, len(levels) - 1) + 1):
         image = levels[level]
         down, across = image.height / own.height, image.width / own.width
         rect = Rect.between(

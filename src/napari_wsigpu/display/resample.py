@@ -1,46 +1,46 @@
-"""Pixels of one level at the resolution of another, for displays: quick, not exact."""
+"""Draw pixels of one level at the resolution of another: fast and approximate, for displays."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from napari_wsigpu.model.arrays import Array, Indices
 
-# From here on blocks of one colour would be seen; up to here smoothing costs more than it shows.
+# Magnification from which blocks of one color are visible, so that smoothing is worth its cost.
 COARSE = 4
 
 
 class Axis(NamedTuple):
-    """How pixels of a display lie over those of a picture, along one axis.
+    """Mapping from pixels of a display to pixels of a source, along one axis.
 
     Attributes
     ----------
     start : float
-        Where the first one begins, in pixels of the picture.
+        Position of the first display pixel, in pixels of the source.
     ratio : float
-        How many pixels of the picture one spans.
+        Pixels of the source that a display pixel spans.
     """
 
     start: float
     ratio: float
 
-    def under(self, count: int, length: int) -> NDArray[np.intp]:
-        """Return the pixels of a picture of `length` under the centres of the first `count`."""
-        centres = self.start + (np.arange(count) + 0.5) * self.ratio
-        return np.asarray(np.clip(centres, 0, length - 1), np.intp)
+    def under(self, count: int, length: int) -> Indices:
+        """Return the source pixels under the centers of the first `count` display pixels."""
+        centers = self.start + (np.arange(count) + 0.5) * self.ratio
+        return np.asarray(np.clip(centers, 0, length - 1), np.intp)
 
     def range(self, count: int, length: int) -> tuple[float, float]:
-        """Return begin and end of the first `count`, within a picture of `length`."""
+        """Return the start and end of the first `count` display pixels, clipped to the source."""
         end = min(self.start + count * self.ratio, length)
         return max(0.0, min(self.start, end - self.ratio)), end
 
 
-def shows_blocks(down: Axis, across: Axis, pixels: NDArray[Any], step: int = COARSE) -> bool:
-    """Whether nearest pixels would be seen as blocks, and `draw_smoothly` can do better."""
+def shows_blocks(down: Axis, across: Axis, pixels: Array, step: int = COARSE) -> bool:
+    """Return whether `draw` would show visible blocks that `draw_smoothly` can avoid."""
     return (
         max(down.ratio, across.ratio) < 1 / step
         and pixels.dtype == np.uint8
@@ -48,53 +48,49 @@ def shows_blocks(down: Axis, across: Axis, pixels: NDArray[Any], step: int = COA
     )
 
 
-def draw(
-    source: NDArray[Any], rows: NDArray[np.intp], columns: NDArray[np.intp], out: NDArray[Any]
-) -> None:
-    """Draw one pixel of a picture for each of `out`.
+def draw(source: Array, rows: Indices, columns: Indices, out: Array) -> None:
+    """Draw the nearest pixel of a source for each pixel of `out`.
 
     Parameters
     ----------
     source : ndarray, shape (height, width) or (height, width, channels)
-        The picture.
+        The source.
     rows, columns : ndarray of int
-        Which of its pixels; they never decrease.
+        Row and column of the source for each row and column of `out`; never decreasing.
     out : ndarray, shape (rows, columns) or (rows, columns, channels)
-        Where to draw.
+        Receives the drawing.
     """
-    begins = np.flatnonzero(np.diff(rows, prepend=-1))
-    repeats = np.diff(begins, append=len(rows))
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    repeats = np.diff(starts, append=len(rows))
     channels = math.prod(source.shape[2:])
     samples = (columns[:, None] * channels + np.arange(channels)).ravel()
-    # NumPy takes single samples several times as fast as pixels of three of them.
-    lines = np.take(_lines(source, rows[begins]), samples, axis=1).reshape(-1, *out.shape[1:])
+    # NumPy gathers single samples several times as fast as pixels of three samples.
+    lines = np.take(_lines(source, rows[starts]), samples, axis=1).reshape(-1, *out.shape[1:])
     for number in range(repeats.max(initial=0)):
         more = repeats > number
-        out[begins[more] + number] = lines if more.all() else lines[more]
+        out[starts[more] + number] = lines if more.all() else lines[more]
 
 
-def _lines(source: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
-    """Return rows of a picture, all samples of each in one axis."""
+def _lines(source: Array, rows: Indices) -> Array:
+    """Return rows of a source, with all samples of a row along one axis."""
     every = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows)
     part = source[rows[0] : rows[-1] + 1] if every else source[rows]
     return part.reshape(len(part), -1)
 
 
-def draw_smoothly(
-    source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any], step: int = COARSE
-) -> None:
-    """Draw a picture larger, interpolated linearly; see `shows_blocks`.
+def draw_smoothly(source: Array, down: Axis, across: Axis, out: Array, step: int = COARSE) -> None:
+    """Enlarge a source with linear interpolation; see `shows_blocks`.
 
     Parameters
     ----------
     source : ndarray of uint8, shape (height, width) or (height, width, channels)
-        The picture.
+        The source.
     down, across : Axis
-        How the pixels of `out` lie over it.
+        Mapping from rows and columns of `out` to the source.
     out : ndarray of uint8
-        Where to draw.
+        Receives the drawing.
     step : int
-        How many pixels of `out`, down and across, become the same: the more, the quicker.
+        Side of the squares of equal pixels in `out`: larger ones are drawn faster.
     """
     height, width = out.shape[:2]
     smooth = _smoothed(source, down, across, height, width, step)
@@ -105,14 +101,12 @@ def draw_smoothly(
 
 
 def prepare() -> None:
-    """Load what `draw_smoothly` needs: that takes longer than to draw."""
+    """Import Pillow before the first frame needs it: the import takes longer than drawing it."""
     import PIL.Image  # noqa: F401
 
 
-def _smoothed(
-    source: NDArray[Any], down: Axis, across: Axis, height: int, width: int, step: int
-) -> NDArray[Any]:
-    """Return a picture, interpolated linearly, a pixel for each `step` that are wanted."""
+def _smoothed(source: Array, down: Axis, across: Axis, height: int, width: int, step: int) -> Array:
+    """Return a linearly interpolated picture with one pixel for each `step` display pixels."""
     from PIL import Image
 
     size = -(-height // step), -(-width // step)

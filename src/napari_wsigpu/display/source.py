@@ -1,54 +1,56 @@
-"""`DisplaySource`: a slide, as displays see it."""
+"""`DisplaySource`: the tiles of a slide for displays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import Color, ColorTable
+    from napari_wsigpu.model.arrays import Array, DType
     from napari_wsigpu.model.layout import PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.log import TileLog
 
-    Tiles = dict[tuple[int, int], NDArray[Any]]
+    Tiles = dict[tuple[int, int], Array]
     ReadTiles = Callable[[int, Collection[tuple[int, int]], ColorTable | None], Tiles]
 
 REMOTE_BATCH = 64
+HATCH_PERIOD, HATCH_WIDTH = 32, 6  # pixels
 
 
 @dataclass(eq=False, repr=False)
 class DisplaySource:
-    """Whole tiles of a slide in the colours that are shown, and what it costs to have them.
+    """Reads whole tiles of a slide for displays, and estimates the cost of reading them.
 
     Parameters
     ----------
     slide : int
-        Number of the open slide, for the keys of its tiles.
+        Number of the open slide in the keys of its tiles; kept as an attribute.
     layout : SlideLayout
-        The slide.
+        Description of the slide.
     pyramid : sequence of PyramidLevel
         The levels that displays show.
     table : callable
-        Returns the table that converts pixels to a `Color`, None where they are as stored.
+        Returns the table that converts pixels to a `Color`; None for stored pixels.
     read : callable
-        As `RegionReader.read_tiles`, while the slide is open.
+        `RegionReader.read_tiles`, guarded against closing the slide during a read.
     log : TileLog
-        What counts tiles.
+        Counts tiles.
 
     Attributes
     ----------
     slowed : float
-        How many times as long it takes to read tiles while a frame is drawn.
+        Factor by which drawing a frame slows down concurrent reads.
     clearings : int
-        How often the slide's tiles were dropped; displays decode what they show again then.
+        Number of times that the slide's tiles were dropped; displays then decode theirs again.
     """
 
-    _slide: int
+    slide: int
     _layout: SlideLayout
     _pyramid: Sequence[PyramidLevel]
     _table: Callable[[Color], ColorTable | None]
@@ -57,52 +59,62 @@ class DisplaySource:
     clearings: int = 0
     slowed: ClassVar[float] = 1.0
 
-    def number(self, color: Color) -> int:
-        """Return the slide's number in the keys of tiles in these colours."""
-        return self._slide if color == "stored" else ~self._slide
+    def key_color(self, color: Color) -> Color:
+        """Return the color in the keys of tiles that are shown in a color."""
+        return color
 
-    def background(self, color: Color) -> Any:
-        """Return the value of pixels that the file does not hold, in these colours."""
+    def background(self, color: Color) -> float | Array:
+        """Return the value of pixels that the file does not hold, in a color."""
         table = self._table(color)
         if table is None:
             return self._layout.background
         return table.background(self._layout.background, self._layout.levels[0].channels)
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
-        """Decode whole tiles of one level: those that fail show the background.
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
+        """Decode whole tiles of one level; tiles that fail are hatched.
 
         Parameters
         ----------
         keys : sequence of TileKey
-            Tiles of this slide, all of one level and in the same colours.
+            Tiles of this slide, all of one level and one color.
 
         Returns
         -------
         dict of TileKey to ndarray, shape (height, width, channels)
-            Cut to the level. All but failed ones are in the cache now.
+            The tiles, cut to the level. All but failed ones are also cached.
 
         Raises
         ------
         DeviceError
-            If the device that shall decode them fails.
+            If the chosen device fails.
         SlideError
-            If the file or its server doesn't give their bytes, or the slide was closed.
+            If the tiles can't be read from the file or server, or the slide is closed.
         """
         first = keys[0]
         tiles = {(key.row, key.column): key for key in keys}
-        table = self._table("stored" if first.slide >= 0 else "srgb")
-        found = self._read(first.level, tiles, table)
-        return {key: found[tile] for tile, key in tiles.items()}
+        table = self._table(first.color)
+        found = self._read(first.image, tiles, table)
+        return {key: self._hatched_if_damaged(key, found[tile]) for tile, key in tiles.items()}
+
+    def _hatched_if_damaged(self, key: TileKey, pixels: Array) -> Array:
+        """Return a tile, hatched if damaged; readers fill damaged tiles with the background."""
+        background = self.background(key.color)
+        # A tile that failed earlier may have been decoded since.
+        damaged = self._log.has_failed(key._replace(color="stored"))
+        if damaged and (pixels == np.asarray(background, pixels.dtype)).all():
+            return hatched(pixels.shape, background, pixels.dtype)
+        return pixels
 
     @property
     def least_batch(self) -> int:
-        """How many tiles are worth a read of its own: many where each read is a request."""
+        """Smallest batch worth reading: many tiles if each read is a request to a server."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
 
     def parts_of(self, level: int) -> int:
-        """Return how many stored tiles are decoded for one tile of a level."""
+        """Return the number of stored tiles that are decoded for one tile of a level."""
         levels = {each.number: each for each in self._pyramid}
         below, own = levels[level], levels[level].layout
+        # Computed levels are averaged from the next finer level, down to a stored one.
         while below.layout.computed and below.finer is not None:
             below = levels[below.finer]
         stored = below.layout
@@ -110,6 +122,59 @@ class DisplaySource:
         pixels = own.grid.tile_width * own.grid.tile_height * shrunk
         return max(1, round(pixels / (stored.grid.tile_width * stored.grid.tile_height)))
 
-    def count_shown(self, asked: int, at_hand: int) -> None:
-        """Count the tiles of a display's new view, and those that were at hand for it."""
-        self._log.count(tiles_asked=asked, cache_hits=at_hand)
+    def tile_shape(self, key: TileKey) -> tuple[int, int]:
+        """Return the height and width of a tile cropped to its level."""
+        level = next(each.layout for each in self._pyramid if each.number == key.image)
+        _, _, height, width = level.tile_rect(key.row, key.column)
+        return height, width
+
+    def count_shown(self, needed: int, available: int) -> None:
+        """Count the tiles of a display's new view and how many of them were available."""
+        self._log.count(tiles_asked=needed, cache_hits=available)
+
+
+@dataclass(eq=False, repr=False)
+class HostedSource:
+    """A source that delivers a slide's tiles in another form than its `DisplaySource`.
+
+    Parameters
+    ----------
+    host : DisplaySource
+        The source of the slide's own tiles.
+    """
+
+    _host: DisplaySource
+
+    @property
+    def clearings(self) -> int:
+        """Number of times that the slide's tiles were dropped."""
+        return self._host.clearings
+
+    @property
+    def least_batch(self) -> int:
+        """Smallest batch worth reading."""
+        return self._host.least_batch
+
+    def parts_of(self, level: int) -> int:
+        """Return the number of stored tiles that are decoded for one tile of a level."""
+        return self._host.parts_of(level)
+
+    @property
+    def slide(self) -> int:
+        """Number of the slide in the keys of its tiles."""
+        return self._host.slide
+
+    def count_shown(self, needed: int, available: int) -> None:
+        """Count the tiles of a display's new view and how many of them were available."""
+        self._host.count_shown(needed, available)
+
+
+def hatched(shape: tuple[int, ...], background: float | Array, dtype: DType) -> Array:
+    """Return diagonal lines on the background, in place of a damaged tile."""
+    ground = np.broadcast_to(np.asarray(background, dtype), shape)
+    brightest = np.iinfo(dtype).max if dtype.kind in "iu" else 1
+    line = np.where(ground > 0, ground // 2, brightest)
+    rows, columns = np.ogrid[: shape[0], : shape[1]]
+    on_line = (rows + columns) % HATCH_PERIOD < HATCH_WIDTH
+    on_line = on_line.reshape(*on_line.shape, *[1] * (len(shape) - 2))
+    return np.where(on_line, line, ground).astype(dtype)

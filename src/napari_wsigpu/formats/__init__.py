@@ -1,1 +1,1 @@
-"""What slide files say: pure description, no pixels."""
+"""Parsers that describe slide files as `SlideLayout`s, without decoding pixels."""

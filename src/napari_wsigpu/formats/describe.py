@@ -1,4 +1,4 @@
-"""Path in, `SlideLayout` out: opens the file once and asks each vendor whose it is."""
+"""Find the format of a path or URL, and describe the slide as a `SlideLayout`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.formats import foreign
-from napari_wsigpu.formats.dicom import dicom, dicom_served
+from napari_wsigpu.formats.dicom import dicom, dicom_served, dicom_web
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
-from napari_wsigpu.formats.tiff import claims, companion, hamamatsu
+from napari_wsigpu.formats.tiff import claims, companion, hamamatsu, slide_list
 from napari_wsigpu.formats.tiff.siblings import SIBLING
 from napari_wsigpu.formats.vsi import vsi
 from napari_wsigpu.formats.zarr import ome_zarr
@@ -37,31 +37,35 @@ from napari_wsigpu.model.tags import TIFF_MAGIC
 from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.remote.readahead import ReadAheadFile
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
 from napari_wsigpu.storage.remote.served import ServedFile
-from napari_wsigpu.storage.remote.source import RemoteSource
-from napari_wsigpu.storage.remote.url import file_name, is_url, public_url
-from napari_wsigpu.storage.zarr.server import DOCUMENTS, ServerFolder, ZarrServer
+from napari_wsigpu.storage.remote.url import file_name, is_dicomweb, is_url, public_url
+from napari_wsigpu.storage.zarr.server import DOCUMENTS, KeyFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from napari_wsigpu.model.layout import SlideLayout
+    from napari_wsigpu.storage.remote.dicom_frames import DicomWebSource
     from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
     from napari_wsigpu.storage.source import ByteSource
 
-    Found = tuple[SlideLayout, RemoteSource | RemoteFilesSource | None]
+    Found = tuple[SlideLayout, RemoteSource | RemoteFilesSource | DicomWebSource | None]
+    # Keyword arguments of a `parse` function: `at`, or none, because not all formats have planes.
     Plane = Mapping[str, Mapping[str, int]]
 
-# What is wrong with a file is said by our errors; those who set up logging still get more.
+# Keep tifffile's messages off stderr unless the application configures logging: this package's
+# errors and problems report what is wrong with a file.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
-NO_MORE_IMAGES = (
-    "The file is cut off: its list of images leads beyond its end, so that levels, planes or "
-    "pictures may be missing; get a fresh copy of it."
+IMAGES_TRUNCATED = (
+    "The file is truncated: its list of images continues beyond its end, so levels, planes or "
+    "associated images may be missing; get a fresh copy of it."
 )
 QUOTED = re.compile(r"'([^']{1,255})'")
-WORDS_OF_FILES = re.compile(r"[\n'\"{\[<]")
+# Characters that may start a quotation from the file in a parser's error message.
+QUOTATION = re.compile(r"[\n'\"{\[<]")
 ZARR = re.compile(r"\.zarr(/|$)")
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 
@@ -72,11 +76,10 @@ def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) 
     Parameters
     ----------
     path : str or PathLike
-        A TIFF file, whatever its name; a file of a DICOM slide, or the folder that holds one;
-        the folder of an OME-Zarr image; the URL of one of these; OME-XML beside TIFF files that
-        it describes.
+        The file or folder of a slide, or its URL. TIFF and DICOM are recognized by content, not
+        by name. An OME-XML companion file stands for the TIFF files that it describes.
     at : Mapping of str to int, optional
-        The plane along "z" and "t" to describe, of a slide whose `planes` has it.
+        Indices of the plane along "z" and "t", for slides with several `planes`.
 
     Returns
     -------
@@ -87,40 +90,40 @@ def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) 
     ------
     SlideError
         `SlideNotFoundError`, `SlidePermissionError` or `SlideReadError` if the file can't be
-        read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
-        `UnsupportedSlideError` if it holds what can't be shown.
+        read, `NotASlideError` if it is not a slide, `CorruptSlideError` if it is damaged, or
+        `UnsupportedSlideError` if it can't be shown.
     """
-    layout, source = _found(path, at)
+    layout, source = _describe_any(path, at)
     if source is not None:
         source.close()
     return layout
 
 
 @contextmanager
-def described(
+def describe_for_reading(
     path: str | os.PathLike[str], at: Mapping[str, int] | None = None
 ) -> Iterator[tuple[SlideLayout, ByteSource | None]]:
-    """Describe a slide for who goes on to read it, which saves connecting to a server again.
+    """Describe a slide, and keep the connection to its server for reading pixels.
 
     Parameters
     ----------
     path, at
-        As `describe` takes them.
+        As in `describe`.
 
     Yields
     ------
     SlideLayout
-        As of `describe`.
+        As returned by `describe`.
     ByteSource or None
-        What the file was read by, if that is worth keeping. Whoever leaves the context has to
-        close it later; an error closes it.
+        The open source of a remote slide; None for local files. If the `with` block succeeds, the
+        caller owns the source and must close it; if the block raises, the source is closed.
 
     Raises
     ------
     SlideError
         As `describe` does.
     """
-    layout, source = _found(path, at)
+    layout, source = _describe_any(path, at)
     try:
         yield layout, source
     except BaseException:
@@ -130,21 +133,21 @@ def described(
 
 
 def describe_source(source: ByteSource, size: int, name: str) -> SlideLayout:
-    """Describe a TIFF slide whose bytes somebody else reads.
+    """Describe a TIFF slide from the caller's byte source.
 
     Parameters
     ----------
     source : ByteSource
-        The file.
+        The file; the caller closes it.
     size : int
-        Its size in bytes.
+        Size of the file in bytes.
     name : str
-        Its name.
+        Name of the file, for messages.
 
     Returns
     -------
     SlideLayout
-        As of `describe`; its path is the name.
+        As returned by `describe`; its path is `name`.
 
     Raises
     ------
@@ -154,20 +157,20 @@ def describe_source(source: ByteSource, size: int, name: str) -> SlideLayout:
     return _checked(_describe_source(source, SlideFile(name, size, 0), {}))
 
 
-def _found(path: str | os.PathLike[str], at: Mapping[str, int] | None) -> Found:
+def _describe_any(path: str | os.PathLike[str], at: Mapping[str, int] | None) -> Found:
     try:
         name = os.fsdecode(path)
     except TypeError:
-        raise NotASlideError(f"{path!r} is no path; give the name of a slide's file.") from None
+        raise NotASlideError(f"{path!r} is not a path; pass the name of a slide's file.") from None
     plane: Plane = {} if at is None else {"at": at}
     if is_url(name):
         return _describe_url(name, plane)
-    return _checked(_describe(str(Path(name).absolute()), plane)), None
+    return _checked(_describe_local(str(Path(name).absolute()), plane)), None
 
 
 def _checked(layout: SlideLayout) -> SlideLayout:
-    """Return a layout without what can't be, and without others' names in its problems."""
-    # Folders are private, and would hide the whole sentence.
+    """Remove impossible values from a layout, and the names of other files from its problems."""
+    # Folders are private: a problem that names one would be masked as a whole.
     problems = list(layout.problems)
     for path in (*(file.path for file in layout.files[:1]), layout.path):
         folder = path.removesuffix(Path(path).name)
@@ -175,7 +178,7 @@ def _checked(layout: SlideLayout) -> SlideLayout:
     problems = [_without_siblings(text, layout) for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
-        problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
+        problems.append(f"A pixel size of {mpp[0]:g} x {mpp[1]:g} µm is impossible and is ignored.")
         mpp = None
     date = iso_date(layout.scan_date)
     metadata = finite(layout.metadata)
@@ -183,40 +186,40 @@ def _checked(layout: SlideLayout) -> SlideLayout:
 
 
 def _without_siblings(text: str, layout: SlideLayout) -> str:
-    """Return a sentence without the names of other files, which can name a patient."""
+    """Replace the quoted names of other files in a message, because they may name a patient."""
     folder, own = Path(layout.files[0].path).parent, Path(layout.path).name
 
-    def named(found: re.Match[str]) -> str:
+    def replacement(found: re.Match[str]) -> str:
         name = found[1]
         return found[0] if name == own or not _is_file(folder / name) else SIBLING
 
-    found = QUOTED.sub(named, text)
+    found = QUOTED.sub(replacement, text)
     return f"{found[:1].upper()}{found[1:]}" if found.startswith(SIBLING) else found
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no name that a file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
-def _describe(name: str, plane: Plane) -> SlideLayout:
+def _describe_local(name: str, plane: Plane) -> SlideLayout:
     if "\0" in name:
         raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
     path, head, is_ndpi = Path(name), b"", False
     try:
         status = path.stat()
         is_folder = stat.S_ISDIR(status.st_mode)
-        if not (is_folder or stat.S_ISREG(status.st_mode)):
-            raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
         if not is_folder:
-            with path.open("rb", buffering=0) as file:
-                head = file.read(HEAD)
-                is_ndpi = hamamatsu.begins(file, status.st_size)
+            head, is_ndpi = _read_head(path, status)
+        if slide_list.probe(head):
+            listed = SlideFile.of(name, status)
+            with _as_slide_errors(name):
+                return slide_list.parse(listed, head, _describe_listed, plane.get("at", {}))
         for item in PATH_FORMATS:
             if item.module.probe(path, head):
-                with _refusing(name):
+                with _as_slide_errors(name):
                     parse: Callable[..., SlideLayout] = item.module.parse
                     return parse(path, **plane)
         if is_folder:
@@ -233,12 +236,37 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
     return _describe_tiff(SlideFile.of(name, status), name, plane, is_ndpi=is_ndpi)
 
 
+def _read_head(path: Path, status: os.stat_result) -> tuple[bytes, bool]:
+    """Return the first bytes of a file, and whether it is NDPI."""
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
+        raise NotASlideError(f"'{path}' is not a regular file; choose a slide's file.")
+    with path.open("rb", buffering=0) as file:
+        return file.read(HEAD), hamamatsu.is_ndpi(file, status.st_size)
+
+
+def _describe_listed(path: Path, at: Mapping[str, int]) -> SlideLayout:
+    """Describe a TIFF that a list of slides names."""
+    name = str(path)
+    try:
+        status = path.stat()
+        head, is_ndpi = _read_head(path, status)
+    except OSError as error:
+        raise file_error(name, error) from error
+    _check_head(name, head)
+    plane: Plane = {"at": at} if at else {}
+    return _describe_tiff(SlideFile.of(name, status), name, plane, is_ndpi=is_ndpi)
+
+
 def _describe_url(url: str, plane: Plane) -> Found:
     name = public_url(url)
+    if is_dicomweb(url):
+        parse: Callable[..., tuple[SlideLayout, DicomWebSource]] = dicom_web.parse
+        layout, source = parse(url, **plane)
+        return _checked(layout), source
     if ZARR.search(name):
         return _describe_zarr(url, plane), None
     try:
-        return _describe_file(url, name, plane)
+        return _describe_remote_file(url, name, plane)
     except (NotASlideError, SlideNotFoundError):
         series = _describe_series(url, plane, is_folder=True)
         if series is not None:
@@ -250,7 +278,7 @@ def _describe_url(url: str, plane: Plane) -> Found:
         raise
 
 
-def _describe_file(url: str, name: str, plane: Plane) -> Found:
+def _describe_remote_file(url: str, name: str, plane: Plane) -> Found:
     source = RemoteSource.connect(url)
     try:
         if _is_dicom(name, bytes(source.read([(0, HEAD)])[0])):
@@ -275,37 +303,37 @@ def _describe_series(url: str, plane: Plane, *, is_folder: bool = False) -> Foun
     return None if found is None else (_checked(found[0]), found[1])
 
 
-def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> SlideLayout:
-    name = described.path
-    ahead = ReadAheadFile(source, described.size, name)
-    file = BoundedReader(ahead)  # as tags are read by a few bytes each
+def _describe_source(source: ByteSource, opened: SlideFile, plane: Plane) -> SlideLayout:
+    name = opened.path
+    ahead = ReadAheadFile(source, opened.size, name)
+    file = BoundedReader(ahead)  # buffers: parsers read tags a few bytes at a time
     head = file.read(HEAD)
     if _is_dicom(name, head):
-        return dicom_served.parse_alone(ServedFile(source, described), **plane)
+        return dicom_served.parse_alone(ServedFile(source, opened), **plane)
     _check_head(name, head, served=True)
     file.seek(0)
-    if vsi.begins(head) and vsi.lies_elsewhere(file):
+    if vsi.is_vsi(head) and vsi.has_external_tiles(file):
         raise UnsupportedSlideError(
-            f"'{name}' is an Olympus slide, whose tiles lie in other files, which are not read "
-            "from servers; download it with its folder."
+            f"'{name}' is an Olympus slide with tiles in other files, which is not supported on "
+            "servers; download it with its folder."
         )
-    is_ndpi = hamamatsu.begins(file, described.size)
+    is_ndpi = hamamatsu.is_ndpi(file, opened.size)
     file.seek(0)
     try:
-        return _describe_tiff(described, file, plane, is_ndpi=is_ndpi)
+        return _describe_tiff(opened, file, plane, is_ndpi=is_ndpi)
     finally:
-        if ahead.failure is not None:  # the parser may have gone on without what it lacked
+        if ahead.failure is not None:  # the parser may have ignored the missing bytes
             raise ahead.failure from None
 
 
 def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
-    """Describe a Zarr hierarchy on a server, by the URL of a folder or of a document in it."""
+    """Describe a Zarr hierarchy on a server, from the URL of its folder or of a metadata file."""
     folder, _, last = url.rstrip("/").rpartition("/")
     folder = folder if last in DOCUMENTS else url
     server = ZarrServer(folder)
     try:
         parse: Callable[..., SlideLayout] = ome_zarr.parse_folder
-        layout = parse(ServerFolder(server), **plane)
+        layout = parse(KeyFolder(server), **plane)
         remote = RemoteFile(folder, server.version)
     finally:
         server.close()
@@ -314,7 +342,7 @@ def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
 
 
 def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
-    """Refuse what does not begin as a TIFF file does."""
+    """Refuse a file that does not start with a TIFF header."""
     if not head:
         raise NotASlideError(f"'{name}' is empty; get a fresh copy of it.")
     if not head.startswith(TIFF_MAGIC):
@@ -323,10 +351,9 @@ def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
             raise found
         advice = "choose a slide's file"
         if served:
-            advice = "other formats are not read from servers, but for OME-Zarr: download it"
+            advice = "download it, because servers are supported only for TIFF, DICOM and OME-Zarr"
         raise NotASlideError(
-            f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "
-            f"do); {advice}."
+            f"'{name}' is not a TIFF or DICOM slide, according to its first bytes; {advice}."
         )
 
 
@@ -339,9 +366,10 @@ def _describe_tiff(
     is_ndpi: bool = False,
 ) -> SlideLayout:
     name, is_whole = source.path, True
-    with _refusing(name, "The TIFF structure of "):
+    with _as_slide_errors(name, "The TIFF structure of "):
         try:
-            # Without `is_ndpi`, tifffile goes by the name; it subtracts numbers of any size.
+            # Without `is_ndpi`, tifffile decides by the file name. It may also overflow NumPy
+            # integers when it subtracts offsets of a damaged file.
             with (
                 np.errstate(all="ignore"),
                 tifffile.TiffFile(
@@ -351,13 +379,13 @@ def _describe_tiff(
                 is_whole = claims.check(file, name)
                 if not len(file.pages):
                     raise CorruptSlideError(
-                        f"'{name}' is cut off: its list of images lies beyond the end of the file; "
-                        "get a fresh copy of it."
+                        f"'{name}' is truncated: its list of images starts beyond the end of the "
+                        "file; get a fresh copy of it."
                     )
                 vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
                 parse: Callable[..., SlideLayout] = vendor.parse
                 layout = parse(file, source, **plane)
-                cut_off = truncation.problem(layout) or (None if is_whole else NO_MORE_IMAGES)
+                cut_off = truncation.problem(layout) or (None if is_whole else IMAGES_TRUNCATED)
                 if cut_off is None:
                     return layout
                 return replace(layout, problems=(cut_off, *layout.problems))
@@ -367,17 +395,17 @@ def _describe_tiff(
             if is_whole:
                 raise
             raise CorruptSlideError(
-                f"'{name}' is cut off: its list of images leads beyond its end; "
+                f"'{name}' is truncated: its list of images continues beyond its end; "
                 "get a fresh copy of the file."
             ) from error
 
 
 @contextmanager
-def _refusing(name: str, structure: str = "") -> Iterator[None]:
-    """Say of a file in one sentence what a parser trips over.
+def _as_slide_errors(name: str, structure: str = "") -> Iterator[None]:
+    """Convert any error of a parser to a `SlideError` that names the file.
 
-    Its own checks end here: on damaged structures it raises whatever the damaged value happened to
-    break (struct.error, IndexError, AssertionError, ...).
+    On damaged structures, parsers raise whatever exception the damaged value causes: struct.error,
+    IndexError, AssertionError and others.
     """
     try:
         yield
@@ -387,7 +415,7 @@ def _refusing(name: str, structure: str = "") -> Iterator[None]:
         raise file_error(name, error) from error
     except MemoryError:
         raise UnsupportedSlideError(
-            f"'{name}' claims more than there is memory for; get a fresh copy of the file."
+            f"'{name}' claims more data than fits in memory; get a fresh copy of the file."
         ) from None
     except Exception as error:
         raise CorruptSlideError(
@@ -396,8 +424,8 @@ def _refusing(name: str, structure: str = "") -> Iterator[None]:
 
 
 def _brief(error: Exception) -> str:
-    """Return the first words of an error, without what it quotes: that may name a patient."""
+    """Return an error's message up to its first quotation, which may name a patient."""
     if isinstance(error, struct.error):
         return "a tag ends too early"
-    own = WORDS_OF_FILES.split(str(error), maxsplit=1)[0].rstrip(" :=(")
+    own = QUOTATION.split(str(error), maxsplit=1)[0].rstrip(" :=(")
     return own[:120] or type(error).__name__

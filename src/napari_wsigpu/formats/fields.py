@@ -1,25 +1,29 @@
-"""Values from text that may hold anything, each of them checked."""
+"""Read values from untrusted text, and check each of them."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# A file's own metadata: nested JSON-like values without a fixed structure.
+Metadata: TypeAlias = dict[str, Any]
+
 LONGEST_TEXT = 4096
-MOST_FIELDS = 4096  # far more than any scanner writes in one text
+MOST_FIELDS = 4096  # far more than any scanner writes into one string
 LONGEST_NUMBER = 32
-LARGEST_NUMBER, DEEPEST = 1 << 53, 100
-UNEVEN = 0.01  # by how much of it steps may differ that are called the same
+LARGEST_NUMBER, DEEPEST = 1 << 53, 100  # float64 represents every integer up to 2**53
+UNEVEN = 0.01  # relative difference up to which steps count as equal
 DATES = ("%Y:%m:%d %H:%M:%S", "%Y%m%d%H%M%S.%f", "%Y%m%d%H%M%S")
 
 
 def pairs(parts: Iterable[str]) -> dict[str, str]:
-    """Return what stands before and behind the first ``=`` of the parts that have one."""
+    """Split each ``key=value`` part at its first ``=``; parts without one are skipped."""
     found = (part.split("=", 1) for part in parts if "=" in part)
     return {key.strip(): value.strip() for key, value in islice(found, MOST_FIELDS)}
 
@@ -30,27 +34,27 @@ def number(text: str | None) -> float:
     Raises
     ------
     ValueError
-        If it is missing, none, or so large that whole numbers are lost.
+        If the text is missing or not a number, or the number exceeds 2**53.
     """
     try:
         value = float((text or "")[:LONGEST_NUMBER].replace(",", "."))
     except ValueError:
         value = math.nan
     if not abs(value) <= LARGEST_NUMBER:
-        raise ValueError("a number of it is missing or wrong")
+        raise ValueError("a number is missing or wrong")
     return value
 
 
 def whole_number(text: str | None) -> int:
-    """Read a whole number; errors as in `number`."""
+    """Read a whole number; raises as `number` does, and if the number has a fraction."""
     value = number(text)
     if not value.is_integer():
-        raise ValueError("a number of it is not whole")
+        raise ValueError("a number is not whole")
     return int(value)
 
 
-def positive_number(value: Any) -> float | None:
-    """Read a number as `number` does; None unless it is one above 0."""
+def positive_number(value: object) -> float | None:
+    """Read a number as `number` does; None unless it is greater than 0."""
     try:
         found = number(str(value))
     except ValueError:
@@ -58,8 +62,14 @@ def positive_number(value: Any) -> float | None:
     return found if found > 0 else None
 
 
+def gray(color: int, default: float) -> float:
+    """Return the brightness of a 24-bit color; the default if it is not gray."""
+    first, second, third = (color >> shift & 0xFF for shift in (16, 8, 0))
+    return first if first == second == third else default
+
+
 def even_step(positions: Sequence[float], unit: float = 1.0) -> float | None:
-    """Return the step between positions times the size of a unit; None unless it is the same."""
+    """Return the step between positions, times `unit`; None if the steps differ."""
     steps = [after - before for before, after in pairwise(positions)]
     step = sum(steps) / len(steps) if steps else 0.0
     if not step or any(abs(each - step) > UNEVEN * abs(step) for each in steps):
@@ -68,14 +78,14 @@ def even_step(positions: Sequence[float], unit: float = 1.0) -> float | None:
 
 
 def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Return the values that are there, cut to a length that people can read."""
+    """Return the pairs that have a value, with names and values cut to `LONGEST_TEXT`."""
     return {name[:LONGEST_TEXT]: text[:LONGEST_TEXT] for name, text in pairs if text}
 
 
 def finite(value: Any, depth: int = DEEPEST) -> Any:
-    """Return nested values with numbers that JSON has no words for, such as NaN, as text.
+    """Replace numbers that JSON cannot represent, such as NaN, with text in nested values.
 
-    What lies deeper than `depth` is left out.
+    Values nested deeper than `depth` are left out.
     """
     if isinstance(value, dict):
         return {key: finite(item, depth - 1) for key, item in value.items() if depth}
@@ -85,16 +95,14 @@ def finite(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def iso_date(text: str | None) -> str | None:
-    """Return date and time as ISO 8601 where they are written as TIFF or DICOM do, else as given.
+    """Convert a date and time in the notation of TIFF or DICOM to ISO 8601.
 
-    None for what is no date, such as zeros.
+    Other text is returned unchanged; the result is None for a placeholder such as zeros.
     """
     words = (text or "").strip()
     if not words:
         return None
     for pattern in DATES:
-        try:
+        with suppress(ValueError):
             return datetime.strptime(words, pattern).isoformat()
-        except ValueError:
-            continue
     return words if words.strip(" 0:.-/") else None

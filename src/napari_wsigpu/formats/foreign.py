@@ -1,4 +1,4 @@
-"""Files that are not read: they are recognized by their first bytes or their ending, and named."""
+"""Recognize unsupported file types, by their extension or first bytes, for a helpful error."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from napari_wsigpu.model.errors import NotASlideError, SlideError, UnsupportedSl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BY_VENDOR = "export it as TIFF or DICOM by its vendor's software"
-BY_BIO_FORMATS = "convert it to OME-TIFF, for example by Bio-Formats"
-UNPACK = "unpack it and open what is in it"
+BY_VENDOR = "export it as TIFF or DICOM with its vendor's software"
+BY_BIO_FORMATS = "convert it to OME-TIFF, for example with Bio-Formats"
+UNPACK = "unpack it and open its contents"
 
 
 class Foreign(NamedTuple):
-    """A kind of file.
+    """A file type that is not supported.
 
     Attributes
     ----------
     name : str
-        What it is.
+        Its name, with an article.
     advice : str
-        What to do.
-    begins : sequence of (int, bytes)
-        What it begins with, at these offsets; any of them tells.
+        What the user can do instead.
+    signatures : sequence of (int, bytes)
+        Bytes at an offset, any of which identifies the type.
     endings : tuple of str
-        How names of such files end, where their first bytes tell nothing.
+        File name extensions that identify the type.
     is_slide : bool
-        Whether it holds images of slides or of microscopes.
+        Whether the format holds slides or microscope images.
     """
 
     name: str
     advice: str
-    begins: Sequence[tuple[int, bytes]] = ()
+    signatures: Sequence[tuple[int, bytes]] = ()
     endings: tuple[str, ...] = ()
     is_slide: bool = True
 
 
-# Endings that two vendors use are left out. A file is one of these if its ending, or else
-# its first bytes, match.
+# Extensions that two vendors use are left out. The extension takes precedence over the first bytes.
 FOREIGN = (
     Foreign("a slide by KFBio (KFB)", BY_VENDOR, endings=(".kfb", ".kfbf")),
     Foreign("a slide by Sqray (SDPC)", BY_VENDOR, ((0, b"SQ\0\0"),), (".sdpc", ".dyqx")),
@@ -49,12 +48,7 @@ FOREIGN = (
     Foreign("a slide by Zhuan Zhi (ZYP)", BY_VENDOR, endings=(".zyp",)),
     Foreign("tiles of an Olympus slide (ETS)", "open its .vsi file", ((0, b"SIS\0"),)),
     Foreign("Leica LAS X images (LIF)", BY_BIO_FORMATS, ((0, b"\x70\0\0\0"),), (".lif",)),
-    Foreign(
-        "Nikon images (ND2)",
-        BY_BIO_FORMATS,
-        ((0, b"\xda\xce\xbe\x0a"),),
-        (".nd2",),
-    ),
+    Foreign("Nikon images (ND2)", BY_BIO_FORMATS, ((0, b"\xda\xce\xbe\x0a"),), (".nd2",)),
     Foreign("Imaris images (IMS)", BY_BIO_FORMATS, endings=(".ims",)),
     Foreign("Olympus images (OIR)", BY_BIO_FORMATS, ((0, b"OLYMPUSRAWFORMAT"),), (".oir",)),
     Foreign(
@@ -65,22 +59,9 @@ FOREIGN = (
     Foreign("images in HDF5", BY_BIO_FORMATS, ((0, b"\x89HDF\r\n\x1a\n"),), (".h5", ".hdf5")),
     Foreign("an MRC volume", BY_BIO_FORMATS, ((208, b"MAP "),)),
     Foreign("NRRD images", BY_BIO_FORMATS, ((0, b"NRRD0"),)),
-    Foreign(
-        "a list of Hamamatsu slides (NDPIS)",
-        "open one of the .ndpi files that it names",
-        ((0, b"[NanoZoomer Digital Pathology Image Set]"),),
-        (".ndpis",),
-    ),
-    Foreign(
-        "a list of Aperio slides (AFI)", "open one of the .svs files that it names", (), (".afi",)
-    ),
-    Foreign("an archive of OME-Zarr", UNPACK, endings=(".ozx", ".zarr.zip")),
     *(
-        Foreign(name, "convert it to TIFF", begins, is_slide=False)
-        for name, *begins in (
-            ("a JPEG 2000 picture", (0, b"\0\0\0\x0cjP  "), (0, b"\xff\x4f\xff\x51")),
-            ("a JPEG picture", (0, b"\xff\xd8\xff")),
-            ("a PNG picture", (0, b"\x89PNG\r\n\x1a\n")),
+        Foreign(name, "convert it to TIFF", signatures, is_slide=False)
+        for name, *signatures in (
             ("a WebP picture", (8, b"WEBP")),
             ("a JPEG XL picture", (0, b"\0\0\0\x0cJXL "), (0, b"\xff\x0a")),
             ("a GIF picture", (0, b"GIF8")),
@@ -94,16 +75,21 @@ FOREIGN = (
     Foreign("a tar archive", UNPACK, ((257, b"ustar"),), is_slide=False),
     Foreign("a PDF document", "choose a slide's file", ((0, b"%PDF-"),), is_slide=False),
     Foreign(
-        "a web page, not the file itself",
-        "download the file again, signed in where that is needed",
+        "a web page",
+        "download the file itself, after logging in if the site requires it",
         ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
         is_slide=False,
     ),
 )
 
 
+def has_ending(name: str) -> bool:
+    """Whether a file name has the extension of an unsupported type."""
+    return any(name.lower().endswith(each.endings) for each in FOREIGN)
+
+
 def refusal(name: str, head: bytes) -> SlideError | None:
-    """Return an error that says what a file is, if it is of a known kind.
+    """Return an error that names the type of an unsupported file; None if it is unknown.
 
     Parameters
     ----------
@@ -112,10 +98,10 @@ def refusal(name: str, head: bytes) -> SlideError | None:
     head : bytes
         Its first bytes.
     """
-    small = name.lower()
-    by_begin = (each for each in FOREIGN if any(_is_at(head, *place) for place in each.begins))
-    found = next((each for each in FOREIGN if small.endswith(each.endings)), None)
-    found = found or next(by_begin, None)
+    lower = name.lower()
+    by_head = (each for each in FOREIGN if any(_is_at(head, *item) for item in each.signatures))
+    found = next((each for each in FOREIGN if lower.endswith(each.endings)), None)
+    found = found or next(by_head, None)
     if found is None:
         return None
     kind = UnsupportedSlideError if found.is_slide else NotASlideError

@@ -1,16 +1,19 @@
-"""Slides that libraries read region by region, described as grids of tiles."""
+"""Slides that OpenSlide or libisyntax reads by region, described as grids of tiles.
+
+The offsets of these tiles point into a virtual file that would hold them uncompressed; they only
+identify the tiles.
+"""
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.pictures import encoding, jpeg_picture
+from napari_wsigpu.formats.fields import Metadata, positive_number
+from napari_wsigpu.formats.pictures import jpeg_picture, plain_encoding
 from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.layout import (
@@ -23,11 +26,14 @@ from napari_wsigpu.model.layout import (
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, TIFF_MAGIC
-from napari_wsigpu.storage.library import LIBRARIES, open_library
+from napari_wsigpu.storage.library_source import LIBRARIES, open_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from isyntax import ISyntax
+    from openslide import OpenSlide
 
 HEAD = 1 << 16
 OPENSLIDE, ISYNTAX = "OpenSlide", "libisyntax"
@@ -38,7 +44,7 @@ SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a library reads a file, or would if it were installed."""
+    """Whether a library reads a file, or would read it if it were installed."""
     return _library_of(path, head) is not None
 
 
@@ -61,7 +67,7 @@ def _library_of(path: Path, head: bytes) -> str | None:
         return None
     try:
         import openslide
-    except ImportError:  # its own library is missing
+    except ImportError:  # the package is installed without the C library
         return None
     return None if openslide.OpenSlide.detect_format(path) is None else OPENSLIDE
 
@@ -76,21 +82,16 @@ def _by_openslide(path: Path) -> SlideLayout:
             for side in ("height", "width")
         ]
         associated = {name: image.size for name, image in slide.associated_images.items()}
-        levels, images = _images(OPENSLIDE, slide.level_dimensions, hints, associated, path)
+        levels, images = _images(OPENSLIDE, slide, hints, associated, path)
         sides = [positive_number(properties.get(f"openslide.mpp-{axis}")) for axis in "xy"]
         profile = slide.color_profile
-        status = path.stat()
+        file = SlideFile.of(str(path), path.stat())
         return SlideLayout(
-            path=str(path),
-            file_size=status.st_size,
-            modified_ns=status.st_mtime_ns,
-            files=(SlideFile.of(str(path), status),),
+            path=file.path,
+            files=(file,),
             vendor=vendor,
-            levels=tuple(
-                _with_reduction(level, step)
-                for level, step in zip(levels, slide.level_downsamples, strict=True)
-            ),
-            associated=tuple(images),
+            levels=levels,
+            associated=images,
             background=_background(properties.get("openslide.background-color")),
             mpp=(sides[0], sides[1]) if sides[0] and sides[1] else None,
             objective=positive_number(properties.get("openslide.objective-power")),
@@ -103,7 +104,7 @@ def _by_isyntax(path: Path) -> SlideLayout:
     with closing(open_library(ISYNTAX, str(path))) as library:
         slide = library.handle
         tile = [slide.tile_height, slide.tile_width]
-        levels, _ = _images(ISYNTAX, slide.level_dimensions, tile, {}, path)
+        levels, _ = _images(ISYNTAX, slide, tile, {}, path)
         jpegs = {"label": slide.read_label_image_jpeg(), "macro": slide.read_macro_image_jpeg()}
         profile = slide.read_icc_profile()
         sides = positive_number(slide.mpp_x), positive_number(slide.mpp_y)
@@ -112,24 +113,17 @@ def _by_isyntax(path: Path) -> SlideLayout:
         for name, data in jpegs.items():
             if data is None:
                 continue
-            content = bytes(data)
             try:
-                image = jpeg_picture(content, 0, len(content))
+                image = jpeg_picture(bytes(data), 0, len(data))
+                associated.append(AssociatedLayout(name, image, bytes(data)))
             except ValueError as error:
                 problems.append(f"The {name} image is left out: {error}.")
-            else:
-                associated.append(AssociatedLayout(name, image, content))
-        status = path.stat()
+        file = SlideFile.of(str(path), path.stat())
         return SlideLayout(
-            path=str(path),
-            file_size=status.st_size,
-            modified_ns=status.st_mtime_ns,
-            files=(SlideFile.of(str(path), status),),
+            path=file.path,
+            files=(file,),
             vendor="philips-isyntax",
-            levels=tuple(
-                _with_reduction(level, step)
-                for level, step in zip(levels, slide.level_downsamples, strict=True)
-            ),
+            levels=levels,
             associated=tuple(associated),
             background=255,
             mpp=(sides[0], sides[1]) if sides[0] and sides[1] else None,
@@ -146,56 +140,55 @@ def _tile_side(text: str | None) -> int:
 
 def _images(
     library: str,
-    sizes: Sequence[tuple[int, int]],
+    slide: OpenSlide | ISyntax,
     tile: Sequence[int],
     associated: dict[str, tuple[int, int]],
     path: Path,
-) -> tuple[list[LevelLayout], list[AssociatedLayout]]:
-    """Cut levels into tiles; an associated image is one of them."""
-    begin = 0
+) -> tuple[tuple[LevelLayout, ...], tuple[AssociatedLayout, ...]]:
+    """Divide levels into tiles; an associated image is one tile."""
+    sizes, downsamples = slide.level_dimensions, slide.level_downsamples
+    start = 0
     found = []
-    wanted: list[tuple[int | str, tuple[int, int], Sequence[int]]] = [
+    images: list[tuple[int | str, tuple[int, int], Sequence[int]]] = [
         (number, size, tile) for number, size in enumerate(sizes)
     ]
-    wanted += [(name, size, size[::-1]) for name, size in associated.items()]
-    for image, (width, height), (tile_height, tile_width) in wanted:
+    images += [(name, size, size[::-1]) for name, size in associated.items()]
+    for image, (width, height), (tile_height, tile_width) in images:
         if not 0 < min(width, height) <= max(width, height) < tiff.LARGEST_SIDE:
             raise UnsupportedSlideError(
-                f"'{path}' is said to have an image of {width} x {height} pixels by {library}; get "
+                f"'{path}' has an image of {width} x {height} pixels according to {library}; get "
                 "a fresh copy of it."
             )
         rows, columns = -(-height // tile_height), -(-width // tile_width)
         if rows * columns > limits.tiles:
             raise UnsupportedSlideError(
-                f"'{path}' is said to have {width} x {height} pixels by {library}, more than any "
-                "slide; get a fresh copy of it."
+                f"'{path}' has {width} x {height} pixels according to {library}, more than any "
+                "slide has; get a fresh copy of it."
             )
         size = tile_height * tile_width * 3
-        offsets = begin + size * np.arange(rows * columns, dtype=np.int64)
-        begin += size * rows * columns
+        offsets = start + size * np.arange(rows * columns, dtype=np.int64)
+        start += size * rows * columns
         shape = (1, rows, columns)
         grid = TileGrid(tile_height, tile_width, offsets.reshape(shape), np.full(shape, size))
-        how = encoding(COMPRESSION.NONE, 3)
-        level = LevelLayout(width, height, 3, how, grid, library=LibraryImage(library, image))
+        tile_encoding, source = plain_encoding(COMPRESSION.NONE, 3), LibraryImage(library, image)
+        reduction = float(downsamples[image]) if isinstance(image, int) else None
+        level = LevelLayout(
+            width, height, 3, tile_encoding, grid, reduction=reduction, library=source
+        )
         tiff.check_tile_size(level, str(path))
         found.append(level)
-    levels, images = found[: len(sizes)], found[len(sizes) :]
-    named = zip(associated, images, strict=True)
-    return levels, [AssociatedLayout(name, image) for name, image in named]
-
-
-def _with_reduction(level: LevelLayout, step: float) -> LevelLayout:
-    return replace(level, reduction=float(step))
+    named = map(AssociatedLayout, associated, found[len(sizes) :])
+    return tuple(found[: len(sizes)]), tuple(named)
 
 
 def _background(color: str | None) -> float:
-    """Return the brightness of a colour of six hexadecimal digits, if it is a gray one."""
+    """Return the brightness of a color of six hexadecimal digits; 255 if it is not gray."""
     values = set(bytes.fromhex(color)) if color else {255}
     return values.pop() if len(values) == 1 else 255
 
 
-def _by_prefix(properties: dict[str, str]) -> dict[str, Any]:
-    """Nest properties by what comes before their first dot."""
+def _by_prefix(properties: dict[str, str]) -> Metadata:
+    """Nest properties by the part of their name before the first dot."""
     found: dict[str, dict[str, str]] = {}
     for name, value in properties.items():
         prefix, _, rest = name.partition(".")

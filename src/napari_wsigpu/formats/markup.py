@@ -1,4 +1,4 @@
-"""XML that files hold: parsed without trust, and turned into nested dicts."""
+"""Parse untrusted XML, and convert it to nested dicts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LONGEST_KEPT = 2 << 20
 
 
 def root(xml: str | None) -> Element:
-    """Parse XML. Who gets it must not change it: the next one may get the same.
+    """Parse XML. Callers share the result and must not change it.
 
     Raises
     ------
     ValueError
-        If it is no valid XML, attacks its reader, or is longer than any honest one.
+        If the text is missing, is not valid XML, declares entities or exceeds the limits.
     """
     if not xml or is_too_long(xml):
         raise ValueError("its XML is missing or too long")
     try:
-        return _parsed_again(xml) if len(xml) <= LONGEST_KEPT else _parsed(xml)
+        return _parsed_cached(xml) if len(xml) <= LONGEST_KEPT else _parsed(xml)
     except ElementTree.ParseError as error:
         raise ValueError(f"its XML can't be read ({error})") from error
     except DefusedXmlException as error:
-        raise ValueError("its XML declares entities, which no scanner does") from error
+        raise ValueError("its XML declares entities, which no scanner writes") from error
 
 
 def _parsed(xml: str) -> Element:
@@ -40,18 +40,18 @@ def _parsed(xml: str) -> Element:
     return found
 
 
-# Planes of a stack are described one by one, each by the same text.
-_parsed_again = lru_cache(maxsize=2)(_parsed)
+# Cached, because each plane of a stack is described separately, from the same XML.
+_parsed_cached = lru_cache(maxsize=2)(_parsed)
 
 
 def is_too_long(xml: str) -> bool:
-    """Whether XML has more characters or elements than the limits say."""
+    """Whether XML has more characters or elements than the limits allow."""
     elements = xml.count("<") - xml.count("</")
     return len(xml) > limits.xml_bytes or elements > limits.xml_elements
 
 
 def parse(xml: str | None) -> Element | None:
-    """Return the root; None where `root` refuses the text."""
+    """Return the root element; None if `root` refuses the text."""
     try:
         return root(xml)
     except ValueError:
@@ -59,7 +59,7 @@ def parse(xml: str | None) -> Element | None:
 
 
 def is_deep(element: Element) -> bool:
-    """Whether elements lie deeper within one than `nested` looks."""
+    """Whether elements are nested deeper than `DEEPEST`."""
     layer = [element]
     for _ in range(DEEPEST):
         layer = [part for each in layer for part in each]
@@ -71,31 +71,31 @@ def name(element: Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def children(element: Element | None, wanted: str) -> Iterator[Element]:
-    """Yield the children of that name."""
-    return (child for child in (() if element is None else element) if name(child) == wanted)
+def children(element: Element | None, tag: str) -> Iterator[Element]:
+    """Return an iterator over the children with the name `tag`, in any namespace."""
+    return (child for child in (() if element is None else element) if name(child) == tag)
 
 
-def child(element: Element | None, wanted: str) -> Element | None:
-    """Return the first child of that name, or None."""
-    return next(children(element, wanted), None)
+def child(element: Element | None, tag: str) -> Element | None:
+    """Return the first child with the name `tag`; None if there is none."""
+    return next(children(element, tag), None)
 
 
-def text(element: Element | None, wanted: str) -> str | None:
-    """Return the text of the first child of that name; None where there is none."""
-    found = child(element, wanted)
+def text(element: Element | None, tag: str) -> str | None:
+    """Return the text of the first child with the name `tag`; None if it is missing or empty."""
+    found = child(element, tag)
     return None if found is None else (found.text or "").strip() or None
 
 
 def nested(element: Element, depth: int = DEEPEST) -> Any:
-    """Return an element as JSON would have it.
+    """Convert an element to JSON-like values.
 
     Returns
     -------
     dict or str
-        Attributes and children by name, a list where several have one name, and the element's
-        own text as ``"text"``; the text alone where there is nothing else. What lies deeper than
-        `depth` is left out.
+        Attributes and children by name, as a list if a name occurs more than once, and the
+        element's own text as ``"text"``. An element with nothing but text becomes that text.
+        Children deeper than `depth` are left out.
     """
     own = (element.text or "").strip()
     if not element.attrib and not len(element):

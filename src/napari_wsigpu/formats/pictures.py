@@ -1,9 +1,10 @@
-"""Encodings of tiles that no TIFF tags describe, but the pictures themselves."""
+"""Describe tiles and images without TIFF tags, from their own headers."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -15,34 +16,47 @@ from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDIC
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import JpegColor
 
-# What pictures beside a slide are called by others, as whole words.
-BESIDE = {"label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"}
-WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(BESIDE)})(?![a-z0-9])")
+# Words in the titles of associated images, and the names given to these images.
+ASSOCIATED_NAMES = {
+    "label": "label",
+    "macro": "macro",
+    "overview": "macro",
+    "thumbnail": "thumbnail",
+}
+WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(ASSOCIATED_NAMES)})(?![a-z0-9])")
 JPEG_HEAD = 1 << 16
 JFIF = 0xE0
 
 
-def beside_name(title: str) -> str | None:
-    """Return which picture beside a slide a title names; None if it names none."""
+class DamagedPictureError(ValueError):
+    """The structure of a picture is damaged."""
+
+
+def associated_name(title: str) -> str | None:
+    """Return the name of the associated image that a title mentions; None if there is none."""
     found = WORD.search(title.lower())
-    return BESIDE[found[1]] if found else None
+    return ASSOCIATED_NAMES[found[1]] if found else None
 
 
-def encoding(
+def plain_encoding(
     compression: int,
     samples: int,
     dtype: str = "uint8",
     jpeg_color: JpegColor = "auto",
-    byte_order: Literal["<", ">"] = "<",
+    photometric: int | None = None,
 ) -> Encoding:
-    """Return how tiles are encoded that have nothing of what only TIFF has."""
-    rgb = samples > 2
+    """Return an encoding without anything specific to TIFF, such as a predictor.
+
+    Without `photometric`, three samples or more are RGB, fewer are gray.
+    """
+    if photometric is None:
+        photometric = PHOTOMETRIC.RGB if samples > 2 else PHOTOMETRIC.MINISBLACK
     return Encoding(
         compression=compression,
-        photometric=PHOTOMETRIC.RGB if rgb else PHOTOMETRIC.MINISBLACK,
+        photometric=photometric,
         predictor=PREDICTOR.NONE,
         fill_order=FILLORDER.MSB2LSB,
-        byte_order=byte_order,
+        byte_order="<",
         dtype=dtype,
         samples=samples,
         jpeg_color=jpeg_color,
@@ -50,17 +64,20 @@ def encoding(
 
 
 def jpeg_color(head: bytes) -> JpegColor:
-    """Return which colours a JPEG stores, as libjpeg guesses it.
+    """Return the color space of a JPEG, by the rules of libjpeg.
+
+    The JFIF and Adobe markers decide, then the component identifiers of the frame header (ITU-T
+    T.81, section B.2.2).
 
     Parameters
     ----------
     head : bytes
-        Its begin, with the frame.
+        The start of the JPEG, including the frame header.
 
     Raises
     ------
-    ValueError
-        If it has no frame.
+    DamagedPictureError
+        If there is no frame header.
     """
     is_jfif, transform = False, None
     for marker, start, end in segments(head):
@@ -77,16 +94,28 @@ def jpeg_color(head: bytes) -> JpegColor:
             if is_jfif or transform is None:
                 return "stored" if ids == b"RGB" and not is_jfif else "ycbcr"
             return "ycbcr" if transform else "stored"
-    raise ValueError("it has no JPEG frame")
+    raise DamagedPictureError("it has no JPEG frame")
+
+
+def read_encoding(
+    file: IO[bytes], offset: int, compression: int, samples: int, dtype: str
+) -> Encoding:
+    """Return the encoding of tiles; JPEG tiles have the color space of the tile at `offset`."""
+    color: JpegColor = "auto"
+    if compression == COMPRESSION.JPEG:
+        file.seek(offset)
+        with suppress(ValueError):
+            color = jpeg_color(file.read(JPEG_HEAD))
+    return plain_encoding(compression, samples, dtype, color)
 
 
 def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
-    """Describe a JPEG of 8 bits that lies in the slide's bytes as an image of one tile.
+    """Describe an 8-bit JPEG at an offset in the slide's bytes as an image of one tile.
 
     Raises
     ------
     ValueError
-        If it begins as no JPEG does that can be shown.
+        If it is not the header of a supported JPEG, or the image is too large.
     """
     color = jpeg_color(head)
     for marker, start, _ in segments(head):
@@ -97,23 +126,15 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
             if height * width * frame[5] > limits.tile_bytes:
                 raise ValueError(f"it claims {width} x {height} pixels")
             if frame[0] == 8 and height and width and frame[5] in (1, 3):
-                return one_tile(
-                    width,
-                    height,
-                    encoding(COMPRESSION.JPEG, frame[5], "uint8", color),
-                    offset,
-                    length,
+                ranges = (np.full((1, 1, 1), value, np.int64) for value in (offset, length))
+                grid = TileGrid(height, width, *ranges)
+                return side_by_side(
+                    grid, plain_encoding(COMPRESSION.JPEG, frame[5], "uint8", color)
                 )
-    raise ValueError("it is a JPEG of another kind than pictures of slides are")
+    raise ValueError("it is an unsupported kind of JPEG")
 
 
-def one_tile(width: int, height: int, how: Encoding, offset: int, length: int) -> LevelLayout:
-    """Describe an image of one tile."""
-    places = (np.full((1, 1, 1), value, np.int64) for value in (offset, length))
-    return LevelLayout(width, height, how.samples, how, TileGrid(height, width, *places))
-
-
-def side_by_side(grid: TileGrid, how: Encoding) -> LevelLayout:
-    """Describe tiles that lie anywhere as if they lay side by side."""
+def side_by_side(grid: TileGrid, tile_encoding: Encoding) -> LevelLayout:
+    """Describe the tiles of a mosaic as an image in which they lie side by side."""
     width, height = grid.tile_width * grid.columns, grid.tile_height * grid.rows
-    return LevelLayout(width, height, how.samples * grid.planes, how, grid)
+    return LevelLayout(width, height, tile_encoding.samples * grid.planes, tile_encoding, grid)

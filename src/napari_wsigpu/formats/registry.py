@@ -1,14 +1,14 @@
-"""The formats that are read, in the order in which they are asked whose a slide is.
+"""The supported formats, in the order in which they are probed.
 
-A format takes a module with what `TiffModule` or `PathModule` says, and a line here. napari's
-manifest, which can import nothing, repeats `patterns`.
+A new format needs a module with the functions of `TiffModule` or `PathModule`, and a line here.
+napari's manifest, which can't import anything, repeats `patterns`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from napari_wsigpu.formats import library, wsigpu
+from napari_wsigpu.formats import image_file, library, wsigpu
 from napari_wsigpu.formats.czi import czi
 from napari_wsigpu.formats.dicom import dicom
 from napari_wsigpu.formats.mirax import mirax
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 class PathModule(Protocol):
-    """A module that describes slides that are no TIFF, by a path.
+    """A module that describes slides that are not TIFF, from a path.
 
-    If its layouts have several `planes`, its `parse` takes the one to describe as `at`, a mapping
-    of "z" and "t" to numbers; so does a `TiffModule`'s.
+    If its layouts have several `planes`, `parse` also takes the plane to describe as `at`, a
+    mapping of "z" and "t" to indices. The same holds for a `TiffModule`.
     """
 
     def probe(self, path: Path, head: bytes) -> bool:
-        """Whether a path is one of them; a file begins with `head`, a folder has none."""
+        """Whether a path is such a slide; `head` is the start of a file, empty for a folder."""
 
     def parse(self, path: Path) -> SlideLayout:
         """Describe the slide.
@@ -60,7 +60,7 @@ class TiffModule(Protocol):
     """A module that describes one vendor's TIFF files."""
 
     def probe(self, file: TiffFile) -> bool:
-        """Whether the file is one of them, by its content."""
+        """Whether the vendor's software wrote the file, judging by its content."""
 
     def parse(self, file: TiffFile, source: SlideFile) -> SlideLayout:
         """Describe the slide.
@@ -70,7 +70,7 @@ class TiffModule(Protocol):
         file : TiffFile
             The open file.
         source : SlideFile
-            Which file that is.
+            Its path, size and modification time.
 
         Raises
         ------
@@ -83,18 +83,18 @@ Module = TypeVar("Module")
 
 
 class Format(NamedTuple, Generic[Module]):
-    """A format, and how the names of its files end.
+    """A format, and its file names.
 
     Attributes
     ----------
     module : module
-        What describes its slides.
+        The module that describes its slides.
     endings : tuple of str
-        Those that only slides have.
+        File name extensions that only slides have.
     shared : tuple of str
-        Those that other files have too: a TIFF may as well be a flat picture.
+        File name extensions that other files have too: a TIFF may also be an ordinary image.
     names : tuple of str
-        Names of files in its folder that stand for it.
+        Names of files that represent the folder of a slide.
     """
 
     module: Module
@@ -104,21 +104,23 @@ class Format(NamedTuple, Generic[Module]):
 
 
 PATH_FORMATS: tuple[Format[PathModule], ...] = (
-    Format(ome_zarr, names=("zarr.json", ".zattrs", ".zgroup")),
-    Format(mirax, (".mrxs",), names=("Slidedat.ini",)),
+    Format(ome_zarr, (".ozx", ".ome.zarr.zip"), names=("zarr.json", ".zattrs", ".zgroup")),
+    Format(mirax, (".mrxs",), names=("?lidedat.ini",)),
     Format(czi, (".czi",)),
-    Format(dicom, shared=(".dcm",)),
+    Format(dicom, shared=(".dcm", ".dicom")),
     Format(vsi, (".vsi",)),
     Format(library, (".vms", ".vmu", ".svslide", ".isyntax")),
+    # napari itself reads JPEG and PNG.
+    Format(image_file, shared=(".jp2",)),
 )
 TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
-    Format(aperio, (".svs",)),
+    Format(aperio, (".svs", ".afi")),
     Format(philips),
     Format(leica, (".scn",)),
     Format(trestle),
     Format(ventana, (".bif",)),
     Format(argos, shared=(".avs",)),
-    Format(hamamatsu, (".ndpi",)),
+    Format(hamamatsu, (".ndpi", ".ndpis")),
     Format(huron),
     Format(perkinelmer, (".qptiff",)),
     Format(wsigpu),
@@ -126,13 +128,18 @@ TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
     Format(tiff, shared=(".tif", ".tiff", ".btf")),
 )
 FORMATS: tuple[Format[PathModule] | Format[TiffModule], ...] = (*PATH_FORMATS, *TIFF_FORMATS)
-# A set of Hamamatsu's is a list of slides, and none itself.
-SLIDE_ENDINGS = frozenset({".ndpis"}).union(*(item.endings for item in FORMATS))
+SLIDE_ENDINGS = tuple(ending for item in FORMATS for ending in item.endings)
+
+
+# DICOM files named by their UID, and files of DICOM media such as DICOMDIR: eight characters
+# without lowercase letters (PS3.10, section 8.2). npe2 converts patterns, but not names, to
+# lowercase, so a pattern must not contain uppercase letters ("?lidedat.ini").
+DICOM_PATTERNS = {"[12].[0-9]*.[0-9]*.[0-9]*[0-9]", "[!a-z.]" * 8}
 
 
 def patterns() -> set[str]:
-    """Return what names of slides' files are like; endings in lower and in upper case."""
-    found = {f"*{name}" for item in FORMATS for name in item.names}
+    """Return glob patterns of slide file names, with suffixes in lower and in upper case."""
+    found = DICOM_PATTERNS.union(f"*{name}" for item in FORMATS for name in item.names)
     for item in FORMATS:
         for ending in (*item.endings, *item.shared):
             found |= {f"*{ending}", f"*{ending.upper()}"}

@@ -1,37 +1,39 @@
 """TIFF files that this package writes.
 
-Tiled pages are levels, finest first, as generic readers expect them; others are associated images.
-The ImageDescription of the first page is a record in JSON of what the tags can't say:
+Tiled pages are levels, finest first, as generic readers expect; other pages are associated images.
+The ImageDescription of the first page is a JSON record of everything that has no TIFF tag:
 
 ``wsigpu``
     Version of the record, 1.
-``vendor``, ``scanner``, ``scan_date``, ``barcode``, ``objective``, ``mpp``
-    As `Slide.metadata` says them of the source; those of the result's own level 0 for the last
-    two. Absent or null where they are unknown, or private and not asked for.
+``vendor``, ``scanner``, ``scan_date``, ``barcode``
+    As in `Slide.metadata` of the source. Absent or null if unknown, or private and not exported.
+``objective``, ``mpp``
+    Magnification and micrometers per pixel of level 0 of this file; absent or null if unknown.
 ``region``
-    Where a part of a slide lies in that: x, y, width and height in pixels of its level 0. Absent
-    from whole slides.
+    Position of an exported region in its source: x, y, width and height in pixels of the source's
+    level 0. Absent if the whole slide was converted.
 ``background``
     Value of pixels that the file does not hold.
 ``channels``
-    Name and colour of each channel of a slide that is not RGB.
+    Name and color of each channel of a slide that is not RGB.
 ``downsamples``
-    How many pixels of level 0 one pixel of each level spans.
+    Number of level 0 pixels that one pixel of each level spans.
 ``metadata``
-    The source's fields under its vendor's name.
+    The source's metadata under its vendor's name.
 
-That of an associated image is ``{"wsigpu": 1, "associated": name}``.
+The record of an associated image is ``{"wsigpu": 1, "associated": name}``.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT, Metadata, positive_number
 from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import Channel, LevelLayout, SlideFile, SlideLayout
 
@@ -42,35 +44,32 @@ if TYPE_CHECKING:
 
 VERSION = 1
 RECORD_NAMESPACE = "napari-wsigpu"  # of the record in OME-XML
-# People may name others as they like, so that these alone are taken.
+# Only these names are accepted: a record may have been edited.
 ASSOCIATED = frozenset({"label", "macro", "thumbnail"})
 START = '{"wsigpu":'
 LONGEST_RECORD = 16 << 20
 DEEPEST = 64
-LARGEST_PLACE = 1 << 32
+LARGEST_COORDINATE = 1 << 32
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether this package wrote the file, by how its first description begins."""
+    """Whether this package wrote the file, judging by the start of its first description."""
     first = file.pages.first
     return first.description.startswith(START) and first.is_tiled
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a slide that was converted."""
+    """Describe a converted slide."""
     pages = tiff.pages(file)
     first = pages[0]
     record = read_record(first.description)
-    stated = (
-        (_text(read_record(page.description), "associated"), page)
-        for page in pages
-        if not page.is_tiled
-    )
+    others = (page for page in pages if not page.is_tiled)
+    stated = ((_text(read_record(page.description), "associated"), page) for page in others)
     named = ((name, page) for name, page in stated if name in ASSOCIATED)
     problems: list[str] = []
     associated = tiff.associated_images(named, source.path, problems)
     if not record:
-        problems.append("The record of the slide can't be read, so that only its pixels are known.")
+        problems.append("The slide's record can't be read, so only its pixels are known.")
     layout = tiff.slide_layout(
         source,
         "wsigpu",
@@ -83,8 +82,8 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     return with_record(replace(layout, background=first.nodata, scanner=None), record)
 
 
-def read_record(text: str) -> dict[str, Any]:
-    """Read a record; an empty one if it is damaged or too large."""
+def read_record(text: str) -> Metadata:
+    """Parse a record; an empty one if it is damaged or too large."""
     if len(text) > LONGEST_RECORD or _depth(text) > DEEPEST:
         return {}
     try:
@@ -94,20 +93,20 @@ def read_record(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def origin(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record says of the slide that a file was made of."""
+def origin(record: Mapping[str, object]) -> Metadata:
+    """Return the vendor of the source slide and, if only a region was exported, that region."""
     region = record.get("region")
-    place = {"region": region} if _is_region(region) else {}
-    return {"vendor": _text(record, "vendor"), **place}
+    exported = {"region": region} if _is_region(region) else {}
+    return {"vendor": _text(record, "vendor"), **exported}
 
 
 def region_of(metadata: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-    """Return where a part of a slide lies in that, by its metadata; None if it is no part.
+    """Return the position of an exported region in its source slide, from the slide's metadata.
 
     Returns
     -------
     tuple of int or None
-        (x, y, width, height) in pixels of that slide's level 0.
+        (x, y, width, height) in pixels of the source's level 0; None for a whole slide.
     """
     region = metadata.get("wsigpu", {}).get("region")
     return region and tuple(region)
@@ -116,22 +115,22 @@ def region_of(metadata: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
 def first_pixel(
     region: Sequence[int], size: tuple[int, int], mpp: tuple[float, float] | None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the size of a region's pixels, and where the centre of the first one lies.
+    """Return the size of a region's pixels, and the center of its first pixel.
 
     Parameters
     ----------
     region : sequence of int
-        (x, y, width, height) in pixels of the slide that it was cut from.
+        (x, y, width, height) in pixels of the source slide's level 0.
     size : tuple of int
-        (width, height) of what was made of it.
+        (width, height) of the exported image.
     mpp : tuple of float or None
-        Micrometres of a pixel of that, (x, y).
+        Micrometers per pixel of the exported image, (x, y).
 
     Returns
     -------
     scale, first : tuple of float
-        (x, y) in micrometres, or in pixels of that slide where these are not known; from the centre
-        of that slide's first pixel.
+        (x, y) in micrometers, or in pixels of the source if `mpp` is None. `first` is measured
+        from the center of the source's first pixel.
     """
     steps = [whole / part for whole, part in zip(region[2:], size, strict=True)]
     scale = mpp or (steps[0], steps[1])
@@ -142,8 +141,8 @@ def first_pixel(
     return scale, (x, y)
 
 
-def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
-    """Add what a record says to a slide; each of its values is checked, and left out if wrong."""
+def with_record(layout: SlideLayout, record: Mapping[str, object]) -> SlideLayout:
+    """Add the values of a record to a layout; values of a wrong type or range are left out."""
     mpp = _numbers(record.get("mpp"))
     scales = _numbers(record.get("downsamples"))
     levels = layout.levels
@@ -175,24 +174,24 @@ def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
     )
 
 
-def _numbers(values: Any) -> list[float]:
-    """Return positive numbers; none if any is not."""
+def _numbers(values: object) -> list[float]:
+    """Return a list of positive numbers; an empty one if any value is not such a number."""
     found = [positive_number(value) for value in values] if isinstance(values, list) else []
     numbers = [value for value in found if value is not None]
     return numbers if len(numbers) == len(found) else []
 
 
-def _is_region(value: Any) -> bool:
-    """Whether a value is x, y, width and height."""
+def _is_region(value: object) -> bool:
+    """Whether a value is a list of x, y, width and height."""
     return (
         isinstance(value, list)
         and len(value) == 4
-        and all(type(number) is int and 0 <= number < LARGEST_PLACE for number in value)
+        and all(type(number) is int and 0 <= number < LARGEST_COORDINATE for number in value)
         and min(value[2:]) > 0
     )
 
 
-def _channels(values: Any) -> list[Channel]:
+def _channels(values: object) -> list[Channel]:
     items = values if isinstance(values, list) else []
     return [
         Channel(name, _color(item.get("color")))
@@ -201,19 +200,18 @@ def _channels(values: Any) -> list[Channel]:
     ]
 
 
-def _color(value: Any) -> str | None:
-    if not isinstance(value, str) or len(value) != 7 or value[0] != "#":
-        return None
-    return value if all(digit in "0123456789abcdefABCDEF" for digit in value[1:]) else None
+def _color(value: object) -> str | None:
+    is_color = isinstance(value, str) and re.fullmatch("#[0-9a-fA-F]{6}", value)
+    return str(value) if is_color else None
 
 
-def _text(record: Mapping[str, Any], key: str) -> str | None:
+def _text(record: Mapping[str, object], key: str) -> str | None:
     value = record.get(key)
     return value[:LONGEST_TEXT] if isinstance(value, str) and value else None
 
 
-def _fits(value: Any, level: LevelLayout) -> TypeGuard[float]:
-    """Whether a number can be a pixel of a level."""
+def _fits(value: object, level: LevelLayout) -> TypeGuard[float]:
+    """Whether a value is a number that a pixel of a level can have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if level.dtype.kind == "f":
@@ -224,7 +222,7 @@ def _fits(value: Any, level: LevelLayout) -> TypeGuard[float]:
 
 
 def _depth(text: str) -> int:
-    """Return a bound of how deep JSON is nested, as the parser would run out of stack."""
+    """Return an upper bound on the depth of JSON text, because the parser is recursive."""
     depth = deepest = 0
     for sign in filter("[]{}".__contains__, text):
         depth += 1 if sign in "[{" else -1

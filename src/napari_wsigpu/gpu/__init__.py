@@ -1,1 +1,1 @@
-"""All that needs CUDA: devices, memory, kernels, nvImageCodec, nvCOMP and GPUDirect Storage."""
+"""Everything that needs CUDA: devices, kernels, nvImageCodec, nvCOMP and GPUDirect Storage."""

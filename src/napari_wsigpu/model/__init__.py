@@ -1,1 +1,1 @@
-"""What a slide is, without its bytes."""
+"""The data model of a slide: its layout, metadata, errors and limits, without its bytes."""

@@ -1,24 +1,23 @@
-"""How channels are shown where their file does not say: colours by dye, limits by percentiles."""
+"""Default colors and contrast limits of channels whose file does not state them."""
 
 from __future__ import annotations
 
 import re
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Channel
 
 PERCENTILES = (0.1, 99.8)
 BLUE, GREEN, ORANGE, RED, MAGENTA = "#0000ff", "#00ff00", "#ff8000", "#ff0000", "#ff00ff"
 WHITE = "#ffffff"
-# In turn, for channels whose dye is not known either.
+# Colors for channels whose dye is unknown, used in this order.
 COLORS = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff0000", "#0000ff")
 DYES = {
     BLUE: r"dapi|hoechst|bfp|pacific ?blue",
@@ -28,13 +27,14 @@ DYES = {
     MAGENTA: r"cy-?5(\.5)?|draq5|apc|far ?red",
     WHITE: r"cy-?7",
 }
-# Families of dyes are numbered by the wavelength in nm that excites them.
+# These dyes are numbered by their excitation wavelength in nm (Opal: emission).
 NUMBERED = re.compile(r"(?:alexa(?: ?fluor)?|af|atto|dylight|cf|opal|spectrum)[ _-]?(\d{3})\b")
+# (upper limit of that wavelength in nm, color)
 BANDS = ((435, BLUE), (535, GREEN), (585, ORANGE), (635, RED), (705, MAGENTA), (1000, WHITE))
 
 
 def dye_color(name: str) -> str | None:
-    """Return the usual colour "#rrggbb" of the dye that a channel is named after, if any."""
+    """Return the usual color ("#rrggbb") of the dye in a channel's name; None if unknown."""
     name = name.casefold()
     for color, pattern in DYES.items():
         if re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z]|[-.]?\d)", name):
@@ -46,9 +46,9 @@ def dye_color(name: str) -> str | None:
 
 
 def channel_colors(channels: Sequence[Channel]) -> list[str | None]:
-    """Return a colour "#rrggbb" for each channel: the file's, its dye's, or one in turn.
+    """Return a color ("#rrggbb") per channel: from the file, from its dye, or from `COLORS`.
 
-    A single channel that nothing is known of has none: it is gray.
+    A single channel of unknown color gets None and is shown in gray.
     """
     found = [channel.color or dye_color(channel.name) for channel in channels]
     if len(found) > 1:
@@ -58,11 +58,11 @@ def channel_colors(channels: Sequence[Channel]) -> list[str | None]:
     return found
 
 
-def shown_limits(pixels: NDArray[Any]) -> tuple[float, float]:
-    """Return the values that are shown darkest and brightest, by the pixels of an overview.
+def contrast_limits(pixels: Array) -> tuple[float, float]:
+    """Return the values to show as black and as full brightness, derived from an overview.
 
-    They are percentiles: a few bright specks would make all else black. Where nearly all pixels
-    are the same, they are the least and the greatest value.
+    They are percentiles, so that a few bright specks do not darken everything else. If nearly all
+    pixels are equal, they are the minimum and the maximum.
     """
     finite = pixels[np.isfinite(pixels)]
     if not finite.size:

@@ -1,64 +1,70 @@
-"""Every failure a user can cause, as one clear sentence each.
+"""The errors of this package. Messages name the problem, the file or tile, and what to do.
 
-Each error also inherits the builtin that fits, so that code which knows nothing of
-slides (``except FileNotFoundError``) still catches it.
+Each class also inherits from the matching built-in exception, so that code that knows nothing about
+slides still catches it, for example with ``except FileNotFoundError``.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import re
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
-# From a quote up to the last part of a path or URL that a name in quotes begins with.
+# Everything between a quote and the file name of the quoted path or URL.
 FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\\\\]+')")
+
+# The note by which a worker of a PyTorch loader passes on the arguments of a `TileError`.
+ARGUMENTS = re.compile(r"^TileError arguments: (\[.*\])$", re.MULTILINE)
 
 
 class _Message:
-    """The sentence of an error, which its class does not have.
+    """`SlideError.message`: exists on instances only.
 
-    PyTorch would make an error of another process anew with it, as ``kind(message=...)``.
+    PyTorch recreates a worker's exception as ``kind(message=...)`` if the class has that attribute.
     """
 
     def __get__(self, error: SlideError | None, kind: type[SlideError]) -> str:
         if error is None:
-            raise AttributeError(f"{kind.__name__} has no message; its errors do")
+            raise AttributeError(f"{kind.__name__} has no attribute 'message'; its instances do")
         return FOLDERS.sub("'", str(error))
 
 
 class SlideError(Exception):
-    """Base of every error of this package.
+    """Base class of all errors of this package.
 
     Attributes
     ----------
     message : str
-        The sentence with names of files instead of paths, as notifications have room for.
+        The error's text with file names instead of full paths, short enough for a notification.
     """
 
     message = _Message()
 
 
 class SlideNotFoundError(SlideError, FileNotFoundError):
-    """The slide's file does not exist (any more)."""
+    """The slide's file does not exist."""
 
 
 class SlidePermissionError(SlideError, PermissionError):
-    """The slide's file may not be read by this user."""
+    """The user has no permission to read the slide's file."""
 
 
 class SlideReadError(SlideError, OSError):
-    """The operating system could not read the slide's file."""
+    """The slide's file could not be read from its disk or server."""
 
 
 class NotASlideError(SlideError, ValueError):
-    """The file is no slide: neither TIFF-based nor DICOM, or of samples that no slide has."""
+    """The file is not a slide: its format or its sample type is not supported."""
 
 
 class UnsupportedSlideError(SlideError, ValueError):
-    """The file is sound, but holds something that can't be decoded here."""
+    """The file is intact but uses a feature that cannot be decoded."""
 
 
 class CorruptSlideError(SlideError, ValueError):
@@ -66,92 +72,108 @@ class CorruptSlideError(SlideError, ValueError):
 
 
 class SlideChangedError(SlideError, OSError):
-    """The file is no longer the one that was described."""
+    """The file has changed since the slide was opened."""
 
 
 class SlideClosedError(SlideError, ValueError):
-    """The slide was closed before this read."""
+    """The slide is closed."""
 
 
 class RegionError(SlideError, ValueError):
-    """A region was asked for that no slide can have."""
+    """The arguments do not describe a valid region."""
 
 
 class LevelError(SlideError, IndexError):
-    """A level was asked for that the slide does not have."""
+    """The slide has no such level or channel."""
 
 
 class PlaneError(SlideError, IndexError):
-    """A plane along z or t was asked for that the slide does not have."""
+    """The slide has no such plane along z or t."""
+
+
+class NoSuchItemError(SlideError, KeyError):
+    """The slide has no associated image, metadata field or label image of this name."""
+
+    def __str__(self) -> str:  # `KeyError` would add quotes
+        return str(self.args[0])
 
 
 class DeviceError(SlideError, RuntimeError):
-    """Pixels were asked for on a device that can't be used."""
+    """The requested device cannot be used."""
 
 
 class MissingPackageError(SlideError, ImportError):
-    """What was asked for needs a package that is not installed."""
+    """A required package is not installed."""
 
 
 class UnsupportedArrayError(SlideError, NotImplementedError):
-    """An array is stored in a way that can't be read as was asked for."""
+    """An array's storage does not support the requested kind of access."""
 
 
 class LayerError(SlideError, ValueError):
-    """A layer was given that shows no slide."""
+    """The layer does not show a slide."""
 
 
 class AnnotationError(SlideError, ValueError):
-    """Objects on a slide can't be had from a file or a layer, or can't be kept as was asked for."""
+    """Annotations cannot be read, converted or stored."""
 
 
 class DisplayTimeoutError(SlideError, TimeoutError):
-    """What is on screen was not exact in time."""
+    """The display did not show exact pixels before the timeout."""
 
 
 class ConversionError(SlideError, ValueError):
-    """A conversion was asked for that can't be."""
+    """The options of a conversion are invalid or contradict each other."""
 
 
 class ConversionCancelledError(SlideError, RuntimeError):
-    """A conversion was ended by who asked for it."""
+    """The conversion was cancelled."""
 
     def __init__(self, sentence: str = "The conversion was cancelled.") -> None:
         super().__init__(sentence)
 
 
 class TargetExistsError(SlideError, FileExistsError):
-    """What shall be written exists already."""
+    """The target already exists."""
 
 
 class TargetWriteError(SlideError, OSError):
-    """The operating system refuses to write a result."""
+    """The operating system refused to write the target."""
 
 
 class TileError(SlideError, ValueError):
-    """A tile that was asked for exactly could not be decoded.
+    """A tile could not be decoded in a read that does not tolerate damaged tiles.
 
     Attributes
     ----------
     failures : tuple of (str, str)
-        The name of each failed tile ("level 0, row 3, column 7") and its reason.
+        (name, reason) of each failed tile; a name is like ``"level 0, row 3, column 7"``.
     regions : tuple of int
-        Which regions of a batch show them, counted from 0.
+        Indices, within a batch, of the regions that contain the tiles.
     locations : tuple of (int, int)
-        Where these regions are, as they were asked for.
+        Locations of these regions as the caller passed them.
     """
 
     def __init__(
         self,
         path: str,
-        failures: Sequence[tuple[str, str]],
+        failures: Sequence[tuple[str, str]] = (),
         regions: Sequence[int] = (),
         locations: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.path = path
-        self.failures = tuple(failures)
-        self.regions = tuple(regions)
-        self.locations = tuple(locations)
+        if not failures:
+            # A PyTorch loader recreates a worker's exception from a single string, its traceback.
+            text, found = path, ARGUMENTS.findall(path)
+            if not found:
+                self._set("", (), (), ())
+                super().__init__(text)
+                return
+            path, failures, regions, locations = json.loads(found[-1])
+            self.add_note(ARGUMENTS.sub("", text).strip())
+        self._set(path, failures, regions, locations)
+        if _in_loader_worker():
+            arguments = self.path, self.failures, self.regions, self.locations
+            self.add_note(f"TileError arguments: {json.dumps(arguments, default=int)}")
         name, reason = self.failures[0]
         where = f", in the region at {self.locations[0]}," if locations else ""
         others = len(failures) - 1
@@ -161,27 +183,64 @@ class TileError(SlideError, ValueError):
             "The rest of the slide can still be read; get a fresh copy of the file."
         )
 
+    def _set(
+        self,
+        path: str,
+        failures: Sequence[tuple[str, str]],
+        regions: Sequence[int],
+        locations: Sequence[tuple[int, int]],
+    ) -> None:
+        self.path = path
+        self.failures = tuple((name, reason) for name, reason in failures)
+        self.regions = tuple(regions)
+        self.locations = tuple((x, y) for x, y in locations)
+
     def among(self, locations: Sequence[tuple[int, int]]) -> TileError:
-        """Return the same of a batch of regions at these locations."""
+        """Return a copy with the locations of its regions, given all locations of the batch."""
         found = [locations[region] for region in self.regions]
         return type(self)(self.path, self.failures, self.regions, found)
 
-    def __reduce__(self) -> tuple[type[TileError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[TileError], tuple[object, ...]]:
         return type(self), (self.path, self.failures, self.regions, self.locations)
 
 
+def _in_loader_worker() -> bool:
+    loaders = sys.modules.get("torch.utils.data")
+    return loaders is not None and loaders.get_worker_info() is not None
+
+
 def device_error(device: str, error: Exception) -> DeviceError:
-    """Say in one sentence that a device failed while it was used."""
-    return DeviceError(f"'{device}' failed ({error}); use device='cpu', or start again.")
+    """Return the error for a device that failed during use."""
+    return DeviceError(f"'{device}' failed ({error}); use device='cpu', or restart the process.")
 
 
 def changed_error(path: str) -> SlideChangedError:
-    """Say in one sentence that a slide is no longer the one that was opened."""
+    """Return the error for a slide whose file changed after it was opened."""
     return SlideChangedError(f"'{path}' has changed since it was opened; open the slide again.")
 
 
+@contextmanager
+def write_errors(path: object) -> Iterator[None]:
+    """Turn errors of the operating system into a `TargetWriteError` that names the target."""
+    try:
+        yield
+    except SlideError:
+        raise
+    except OSError as error:
+        raise _write_error(str(path), error) from error
+
+
+def _write_error(path: str, error: OSError) -> TargetWriteError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TargetWriteError(f"No space is left for '{path}'; free some space and try again.")
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
+    reason = error.strerror or error
+    return TargetWriteError(f"'{path}' can't be written ({reason}); choose another folder or name.")
+
+
 def file_error(path: str, error: OSError) -> SlideError:
-    """Say in one sentence why the operating system refuses a slide's file."""
+    """Translate an `OSError` on a slide's file."""
     if isinstance(error, FileNotFoundError):
         return SlideNotFoundError(f"There is no file '{path}'; check the path.")
     if isinstance(error, IsADirectoryError):

@@ -1,9 +1,9 @@
-"""Rectangles and positions, in whichever pixels they are said to be."""
+"""Rectangles, and positions along an axis, in pixels or tiles as the caller decides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -14,19 +14,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+    # A location (x, y) or size (width, height), unless stated otherwise.
+    Pair = tuple[int, int]
 
-# Rectangles that overlap in so many pairs, on average, are no picture of anything.
-MOST_PAIRS, FEW_PAIRS = 64, 1 << 13
+# A mosaic with more overlapping pairs per rectangle, on average, is considered damaged.
+MOST_PAIRS = 64
+# Up to this number of pairs, comparing all of them is faster than building an index.
+FEW_PAIRS = 1 << 13
 Value = TypeVar("Value")
 
 
 class computed_once(Generic[Value]):  # noqa: N801 (a decorator)
-    """A property that keeps its first value, as `functools.cached_property` does, without a lock.
+    """A property that is computed once per instance, as with `functools.cached_property`.
 
-    That of Python 3.11 locks one for all instances: a process forked meanwhile would wait for ever.
+    It takes no lock. `cached_property` in Python 3.11 has one lock for all instances, so a process
+    that is forked while another thread holds that lock would wait forever. Without a lock, two
+    threads may both compute a first value; the later one is kept.
     """
 
-    def __init__(self, function: Callable[[Any], Value]) -> None:
+    def __init__(self, function: Callable[..., Value]) -> None:
         self._function = function
         self.__doc__ = function.__doc__
 
@@ -46,7 +53,7 @@ class computed_once(Generic[Value]):  # noqa: N801 (a decorator)
 
 
 class Span(NamedTuple):
-    """`length` positions along one axis: start, start + step, ... (step > 0)."""
+    """`length` positions along one axis: start, start + step, ... with step > 0."""
 
     start: int
     step: int
@@ -54,7 +61,7 @@ class Span(NamedTuple):
 
 
 class Rect(NamedTuple):
-    """A rectangle of pixels, or of tiles."""
+    """A rectangle of pixels or of tiles."""
 
     top: int
     left: int
@@ -63,36 +70,33 @@ class Rect(NamedTuple):
 
     @property
     def bottom(self) -> int:
-        """The row below the last one."""
+        """First row below the rectangle."""
         return self.top + self.height
 
     @property
     def right(self) -> int:
-        """The column beyond the last one."""
+        """First column to the right of the rectangle."""
         return self.left + self.width
 
     @property
-    def centre(self) -> tuple[float, float]:
-        """(y, x) of its middle."""
+    def center(self) -> tuple[float, float]:
+        """(y, x) of the center."""
         return self.top + self.height / 2, self.left + self.width / 2
 
     @classmethod
     def between(cls, top: int, bottom: int, left: int, right: int) -> Rect:
-        """Return the rectangle of these edges; `bottom` and `right` are beyond it."""
+        """Return the rectangle with these edges; `bottom` and `right` are exclusive."""
         return cls(top, left, bottom - top, right - left)
 
     def intersection(self, other: Rect) -> Rect | None:
-        """Return what is in both; None if nothing is."""
-        shared = Rect.between(
-            max(self.top, other.top),
-            min(self.bottom, other.bottom),
-            max(self.left, other.left),
-            min(self.right, other.right),
-        )
+        """Return the common part of two rectangles; None if they do not overlap."""
+        top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)
+        left, right = max(self.left, other.left), min(self.right, other.right)
+        shared = Rect.between(top, bottom, left, right)
         return shared if shared.height > 0 and shared.width > 0 else None
 
     def contains(self, other: Rect) -> bool:
-        """Whether no part of another one lies outside."""
+        """Whether `other` lies entirely within this rectangle."""
         return (
             self.top <= other.top
             and other.bottom <= self.bottom
@@ -101,19 +105,27 @@ class Rect(NamedTuple):
         )
 
     def slices(self, inner: Rect) -> tuple[slice, slice]:
-        """Return the rows and columns of another one that lies in this one, from its corner."""
+        """Return the row and column slices of `inner`, relative to this rectangle's corner."""
         top, left = inner.top - self.top, inner.left - self.left
         return slice(top, top + inner.height), slice(left, left + inner.width)
 
     def cells(self) -> Iterator[tuple[int, int]]:
-        """Yield row and column of each position, row by row."""
+        """Yield (row, column) of each position, row by row."""
         for row in range(self.top, self.bottom):
             for column in range(self.left, self.right):
                 yield row, column
 
 
 def expand(first: Integers, count: Integers) -> tuple[Integers, Integers]:
-    """Count up from each first number; return whose each number is, and the number."""
+    """Concatenate the ranges from ``first[i]`` to ``first[i] + count[i] - 1``.
+
+    Returns
+    -------
+    owner : ndarray of int64
+        For each number, the index i of its range.
+    numbers : ndarray of int64
+        The numbers themselves.
+    """
     count = np.maximum(count, 0)
     past = np.cumsum(count)
     owner = np.repeat(np.arange(len(count)), count)
@@ -123,12 +135,12 @@ def expand(first: Integers, count: Integers) -> tuple[Integers, Integers]:
 
 @dataclass(frozen=True, eq=False)
 class Rects:
-    """Many rectangles, found by where they are.
+    """Many rectangles, with a spatial index to find overlaps.
 
     Attributes
     ----------
     tops, lefts, bottoms, rights : ndarray of int64, shape (rectangles,)
-        Their edges; `bottoms` and `rights` are beyond them.
+        Edges; `bottoms` and `rights` are exclusive.
     """
 
     tops: Integers
@@ -139,8 +151,8 @@ class Rects:
     def __len__(self) -> int:
         return len(self.tops)
 
-    def __getitem__(self, chosen: Integers | NDArray[np.bool_]) -> Rects:
-        """Return some of them."""
+    def __getitem__(self, chosen: Integers | Mask) -> Rects:
+        """Return a selection of the rectangles."""
         return Rects(*(edges[chosen] for edges in self.edges))
 
     @property
@@ -150,7 +162,15 @@ class Rects:
 
     @computed_once
     def _bins(self) -> tuple[int, int, int, Integers, Integers]:
-        """Return side of the square bins, first column, their columns, and each one's entries."""
+        """Assign the rectangles to square bins.
+
+        Returns
+        -------
+        side, first, width : int
+            Side of a bin in pixels, the first column of bins, and the number of columns.
+        keys, items : ndarray of int64
+            Bin numbers in ascending order, each with the index of a rectangle that touches the bin.
+        """
         sides = np.concatenate([self.bottoms - self.tops, self.rights - self.lefts])
         side = max(1, int(sides.mean())) if len(sides) else 1
         while True:
@@ -169,32 +189,33 @@ class Rects:
         return side, first, width, keys[order], owner[again][order]
 
     def touching(self, others: Rects, most: int | None = None) -> tuple[Integers, Integers]:
-        """Return all pairs of one of `others` and one of these that share a pixel: their indices.
+        """Return all overlapping pairs: indices into `others`, and indices into these rectangles.
 
         Raises
         ------
         ValueError
-            If more than `most` have to be looked at.
+            If more than `most` candidate pairs would have to be compared.
         """
-        if len(self) * len(others) <= FEW_PAIRS:  # to compare all is faster than to look for some
+        if len(self) * len(others) <= FEW_PAIRS:
             real = (self.tops < others.bottoms[:, None]) & (self.bottoms > others.tops[:, None])
             real &= (self.lefts < others.rights[:, None]) & (self.rights > others.lefts[:, None])
             one, other = np.nonzero(real & (others.bottoms > others.tops)[:, None])
             return one, other
         side, first, width, keys, items = self._bins
-        begin = np.maximum(others.lefts // side - first, 0)
-        end = np.minimum((others.rights - 1) // side - first, width - 1)
-        # Rows of bins that hold nothing are not gone through.
+        start = np.maximum(others.lefts // side - first, 0)
+        stop = np.minimum((others.rights - 1) // side - first, width - 1)
+        # Skip rows of bins above the first and below the last rectangle.
         low, high = (int(keys[0]) // width, int(keys[-1]) // width) if len(keys) else (0, -1)
         above = np.maximum(others.tops // side, low)
         below = np.minimum((others.bottoms - 1) // side, high)
-        some = (others.bottoms > others.tops) & (end >= begin)
+        some = (others.bottoms > others.tops) & (stop >= start)
         owner, row = expand(above, np.where(some, below - above + 1, 0))
-        lowest = np.searchsorted(keys, row * width + begin[owner])
-        highest = np.searchsorted(keys, row * width + end[owner], "right")
+        lowest = np.searchsorted(keys, row * width + start[owner])
+        highest = np.searchsorted(keys, row * width + stop[owner], "right")
         if most is not None and int((highest - lowest).sum()) > most:
-            raise ValueError("its pictures lie on top of each other")
+            raise ValueError("too many of its images overlap")
         line, entry = expand(lowest, highest - lowest)
+        # A pair that shares several bins is found once per bin.
         pair = np.unique(owner[line] * max(1, len(self)) + items[entry])
         one, other = np.divmod(pair, max(1, len(self)))
         real = (
@@ -206,23 +227,24 @@ class Rects:
         return one[real], other[real]
 
     def visible(self) -> tuple[Integers, Rects]:
-        """Return what is seen of them if each lies on top of those before it.
+        """Cut the rectangles so that none overlaps another; later ones cover earlier ones.
 
         Returns
         -------
         owner : ndarray of int64
-            Whose each part is.
+            Index of the rectangle that each part belongs to.
         parts : Rects
-            No two of them share a pixel.
+            The visible parts.
 
         Raises
         ------
         ValueError
-            If far too many of them overlap.
+            If far too many rectangles overlap.
         """
         below, above = self.touching(self, MOST_PAIRS * (len(self) + MOST_PAIRS))
         below, above = below[above > below], above[above > below]
         starts = np.searchsorted(below, np.arange(len(self) + 1))
+        # In round `turn`, each part is cut by the `turn`-th of the rectangles above its owner.
         owner, parts, turn = np.arange(len(self)), self, 0
         while True:
             here = starts[owner] + turn
@@ -230,19 +252,20 @@ class Rects:
             if not cut.any():
                 return owner, parts
             upper = self[above[here[cut]]]
-            kept, old, whose = parts[~cut], parts[cut], owner[cut]
+            kept, old, owners = parts[~cut], parts[cut], owner[cut]
             top = np.clip(upper.tops, old.tops, old.bottoms)
             bottom = np.clip(upper.bottoms, top, old.bottoms)
             left = np.clip(upper.lefts, old.lefts, old.rights)
             right = np.clip(upper.rights, left, old.rights)
-            pieces = (
+            # The rest is above, below, left and right of the rectangle on top.
+            rests = (
                 Rects(old.tops, old.lefts, top, old.rights),
                 Rects(bottom, old.lefts, old.bottoms, old.rights),
                 Rects(top, old.lefts, bottom, left),
                 Rects(top, right, bottom, old.rights),
             )
-            owner = np.concatenate([owner[~cut], *[whose] * len(pieces)])
-            joined = zip(kept.edges, *(piece.edges for piece in pieces), strict=True)
+            owner = np.concatenate([owner[~cut], *[owners] * len(rests)])
+            joined = zip(kept.edges, *(rest.edges for rest in rests), strict=True)
             parts = Rects(*(np.concatenate(edges) for edges in joined))
             some = (parts.bottoms > parts.tops) & (parts.rights > parts.lefts)
             owner, parts, turn = owner[some], parts[some], turn + 1

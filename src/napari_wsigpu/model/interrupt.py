@@ -1,35 +1,38 @@
-"""Ctrl-C on the command line, where work should come to an orderly end."""
+"""Ctrl-C handling for the command line, so that long operations can stop cleanly."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
+# Exit status of a process that SIGINT ended: 128 + 2.
 INTERRUPTED = 130
 
 
 @contextmanager
-def noticed_interrupt() -> Iterator[threading.Event]:
-    """Give out what Ctrl-C sets; the second time it interrupts at once.
+def interrupt_event() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C sets; a second Ctrl-C interrupts immediately.
 
-    An exception that a signal raises is lost if it meets Python in a finalizer.
+    Raising from a signal handler is not reliable: Python drops an exception that is raised while a
+    finalizer runs. Outside of the main thread, which receives all signals, the event is never set.
     """
-    noticed = threading.Event()
+    interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield noticed
+        yield interrupted
         return
 
-    def notice(number: int, frame: Any) -> None:
-        noticed.set()
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, notice)
+    before = signal.signal(signal.SIGINT, handle)
     try:
-        yield noticed
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)

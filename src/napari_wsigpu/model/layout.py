@@ -1,7 +1,8 @@
-"""What a slide's file says, as immutable, picklable descriptions: no pixels, no handles.
+"""Immutable, picklable layouts of slides: the position and encoding of each tile.
 
-Sizes are in pixels, offsets and counts in bytes. A *tile* is the unit in which a level's
-pixels are encoded; a TIFF strip is a tile as wide as its level.
+A layout holds neither pixels nor handles. Sizes are in pixels, offsets and counts in bytes. A
+*tile* is the unit in which a level's pixels are encoded; a TIFF strip is a tile as wide as its
+level.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import count
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,20 +25,30 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.arrays import DType
+
+    Integers: TypeAlias = NDArray[np.int64]
+    Indices: TypeAlias = Sequence[int] | Integers
+
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
-# The axes of a Zarr array that lie in its tiles, in their order.
+# Axes of a Zarr array that its tiles hold, in this order.
 SHOWN = "yxc"
+# Prefix of a path that `SlideFile.without_path` has replaced by its hash.
 DIGEST = "sha256:"
+# Metadata files of Zarr v3 and v2. Their names say nothing about the slide.
 ZARR_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup"})
 NO_STARTS: Mapping[str, float] = {}
+# Tiles of computed levels: preferred and largest side in pixels, and largest size in bytes.
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
+# Ratio between two stored levels above which levels are computed between them. It is a little
+# more than 2, because levels of odd sizes are rounded.
 LARGEST_STEP = 2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the bytes of one level's tiles become samples.
+    """How the bytes of a level's tiles are decoded to samples.
 
     Attributes
     ----------
@@ -46,26 +57,30 @@ class Encoding:
     byte_order : {"<", ">"}
         Byte order of uncompressed samples.
     dtype : str
-        Numpy name of a decoded sample, for example ``"uint8"``.
+        NumPy name of the type of a decoded sample, for example ``"uint8"``.
     samples : int
-        Interleaved samples a pixel in one encoded segment (1 where channels are separate).
+        Number of interleaved samples per pixel in one encoded segment; 1 if each channel has its
+        own segments.
     jpeg_color : str
-        Colours that a JPEG segment stores and that its decoder returns.
+        Color space of a JPEG segment. "ycbcr" is decoded to RGB, "stored" is RGB that must not be
+        converted, and for "auto" the segment's markers decide.
     jpeg_tables : tuple of (bytes or None)
-        Shared JPEG tables, one entry a plane.
+        Shared JPEG tables, one entry per plane.
     jpeg_header : bytes or None
-        Header that turns a restart interval of a large JPEG into a JPEG of its own. The planes of
-        a tile are such intervals then, one below the other.
+        Header that turns a restart interval of a large JPEG into a complete JPEG. If it is set, the
+        planes of a tile are such intervals, stacked from top to bottom.
     lerc_wrapping : int
-        Compression around LERC: 0 none, 1 deflate, 2 zstd.
+        Compression applied to LERC data: 0 none, 1 deflate, 2 zstd.
     jpeg_scale : int
-        How many times smaller than it is stored libjpeg decodes a JPEG: 1, 2, 4 or 8.
+        Factor by which libjpeg reduces a JPEG while it decodes: 1, 2, 4 or 8.
     blue_first : bool
-        Whether bytes of samples hold them in the order blue, green, red.
+        Whether the samples of a pixel are stored in the order blue, green, red.
     bits : int
-        Of a sample: 8 or more as `dtype` says, or 1, 2 or 4, several of them in a byte.
+        Bits per stored sample: 8 or more, as in `dtype`, or 1, 2 or 4, packed into bytes.
     table : bytes or None
-        What each stored value is shown as: one byte of gray, or three of a colour.
+        Lookup table from stored values to shown values: one byte (gray) or three (RGB) per value.
+    kept_sample : int or None
+        Index of the only sample of a pixel that the level shows; None for all.
     """
 
     compression: int
@@ -83,37 +98,38 @@ class Encoding:
     blue_first: bool = False
     bits: int = 8
     table: bytes | None = None
+    kept_sample: int | None = None
 
     @property
     def white_is_zero(self) -> bool:
-        """Whether the least value of gray pixels is white, not black."""
+        """Whether the lowest value of gray pixels is white, not black."""
         return self.photometric == PHOTOMETRIC.MINISWHITE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileGrid:
-    """Where a level's tiles lie in the file.
+    """Where a level's tiles are in the file.
 
     Attributes
     ----------
     tile_height, tile_width : int
         Size of one tile.
     offsets, byte_counts : ndarray of int64, shape (planes, rows, columns)
-        Place of each encoded segment; a byte count of 0 says that it is missing. Planes are
-        channels, or restart intervals where the encoding has a `jpeg_header`.
+        Byte range of each encoded segment; a byte count of 0 marks a missing one. Planes are
+        channels, or restart intervals if the encoding has a `jpeg_header`.
     sizes : ndarray of int64, shape (2, rows, columns), or None
-        Height and width of what is stored of each tile, where these differ.
+        Height and width of the stored part of each tile; None if all tiles are stored whole.
     """
 
     tile_height: int
     tile_width: int
-    offsets: NDArray[np.int64]
-    byte_counts: NDArray[np.int64]
-    sizes: NDArray[np.int64] | None = None
+    offsets: Integers
+    byte_counts: Integers
+    sizes: Integers | None = None
 
     @property
     def planes(self) -> int:
-        """Number of segments that make up a tile."""
+        """Number of segments per tile."""
         return int(self.offsets.shape[0])
 
     @property
@@ -126,149 +142,144 @@ class TileGrid:
         """Number of tile columns."""
         return int(self.offsets.shape[2])
 
-    def ranges(
-        self, rows: Sequence[int] | NDArray[Any], columns: Sequence[int] | NDArray[Any]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def ranges(self, rows: Indices, columns: Indices) -> tuple[Integers, Integers]:
         """Look up the byte ranges of many tiles at once.
 
         Returns
         -------
         offsets, byte_counts : ndarray of int64, shape (planes, tiles)
-            As in the grid.
+            As in the attributes of the same names.
         """
         return self.offsets[:, rows, columns], self.byte_counts[:, rows, columns]
 
-    def segments(
-        self, rows: Sequence[int] | NDArray[Any], columns: Sequence[int] | NDArray[Any]
-    ) -> list[list[tuple[int, int]]]:
-        """Look up the byte ranges of many tiles at once, for use tile by tile.
+    def segments(self, rows: Indices, columns: Indices) -> list[list[tuple[int, int]]]:
+        """Look up the byte ranges of many tiles at once, grouped by tile.
 
         Returns
         -------
         list of list of (int, int)
-            For each tile (offset, byte count) of each plane.
+            For each tile, (offset, byte count) of each plane.
         """
         offsets, byte_counts = self.ranges(rows, columns)
         pairs = zip(offsets.T.tolist(), byte_counts.T.tolist(), strict=True)
         return [list(zip(starts, lengths, strict=True)) for starts, lengths in pairs]
 
     def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
-        """Whether the file holds a byte of any tile in a region of pixels."""
+        """Whether the file holds at least one byte of the tiles that a region of pixels touches."""
         rows = slice(top // self.tile_height, -(-(top + height) // self.tile_height))
         columns = slice(left // self.tile_width, -(-(left + width) // self.tile_width))
         return bool(self.byte_counts[:, rows, columns].any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """How a picture lies along one axis of a mosaic: pieces of it, in ascending order.
+class AxisMapping:
+    """How one axis of an image is mapped to an axis of a mosaic, as a list of segments.
 
     Attributes
     ----------
     starts : ndarray of int64
-        The mosaic's pixel at which each piece begins.
+        Pixel of the mosaic at which each segment starts, in ascending order.
     sources : ndarray of int64
-        The picture's pixel that is shown there.
+        Pixel of the image that is shown at the start of each segment.
     end : int
-        Where the last piece ends in the mosaic; each other one ends where the next begins.
+        Pixel of the mosaic at which the last segment ends; each other segment ends where the next
+        one starts.
     """
 
-    starts: NDArray[np.int64]
-    sources: NDArray[np.int64]
+    starts: Integers
+    sources: Integers
     end: int
 
     @property
     def start(self) -> int:
-        """The mosaic's pixel at which the first piece begins."""
+        """Pixel of the mosaic at which the first segment starts."""
         return int(self.starts[0])
 
     @classmethod
-    def whole(cls, start: int, length: int) -> Pieces:
-        """Lay down a picture's axis in one piece."""
+    def whole(cls, start: int, length: int) -> AxisMapping:
+        """Map a whole axis of an image as a single segment."""
         return cls(np.array([start], np.int64), np.zeros(1, np.int64), start + length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A picture in a mosaic.
+    """An image in a mosaic.
 
     Attributes
     ----------
     image : LevelLayout
-        The picture as it is stored.
-    rows, columns : Pieces
-        Where its rows and columns lie; they may reach beyond the mosaic.
+        The image as it is stored.
+    rows, columns : AxisMapping
+        Position of its rows and columns in the mosaic; they may extend beyond its edges.
     """
 
     image: LevelLayout
-    rows: Pieces
-    columns: Pieces
+    rows: AxisMapping
+    columns: AxisMapping
 
     @classmethod
     def at(cls, left: int, top: int, image: LevelLayout) -> Part:
-        """Lay down a whole picture."""
-        return cls(image, Pieces.whole(top, image.height), Pieces.whole(left, image.width))
+        """Place a whole image with its upper left corner at (left, top)."""
+        rows = AxisMapping.whole(top, image.height)
+        return cls(image, rows, AxisMapping.whole(left, image.width))
 
     @property
     def bounds(self) -> Rect:
-        """The part of the mosaic, and beyond it, on which the picture lies."""
+        """Rectangle that the image covers, in pixels of the mosaic; may extend beyond its edges."""
         rows, columns = self.rows, self.columns
         return Rect.between(rows.start, rows.end, columns.start, columns.end)
 
     def touches(self, rect: Rect) -> bool:
-        """Whether the picture lies in a region of the mosaic."""
+        """Whether the image overlaps a region of the mosaic."""
         return self.bounds.intersection(rect) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scattered:
-    """Tiles that lie anywhere on a mosaic, whole or in parts, none of which covers another.
+    """Tiles, or parts of tiles, at arbitrary positions of a mosaic; they do not overlap.
 
     Attributes
     ----------
     image : LevelLayout
-        The tiles, as if they lay side by side.
+        The tiles, arranged in a regular grid.
     rows, columns : ndarray of int64, shape (parts,)
-        Which tile each part is of.
+        Row and column, in that grid, of the tile that each part is taken from.
     tops, lefts : ndarray of int64, shape (parts,)
-        Its first row and column of pixels in the tile.
+        First row and column of pixels of the part within its tile.
     on : Rects
-        Where it lies on the mosaic.
+        Rectangle of each part in the mosaic.
     first : int
-        First channel of the mosaic that the tiles show; they leave those alone that they lack.
+        First channel of the mosaic that the tiles hold. Other channels keep their pixels.
     """
 
     image: LevelLayout
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    tops: NDArray[np.int64]
-    lefts: NDArray[np.int64]
+    rows: Integers
+    columns: Integers
+    tops: Integers
+    lefts: Integers
     on: Rects
     first: int = 0
 
     @classmethod
     def stacked(
-        cls,
-        image: LevelLayout,
-        tiles: NDArray[np.int64],
-        corners: NDArray[np.int64],
-        rects: Rects,
+        cls, image: LevelLayout, tiles: Integers, corners: Integers, rects: Rects
     ) -> Scattered:
-        """Lay down parts of tiles, each on top of those before it.
+        """Place parts of tiles so that later ones cover earlier ones.
 
         Parameters
         ----------
         image : LevelLayout
             The tiles.
         tiles, corners : ndarray of int64, shape (parts, 2)
-            Row and column of each one's tile, and its first row and column of pixels there.
+            For each part, (row, column) of its tile, and (row, column) of its first pixel within
+            that tile.
         rects : Rects
-            Where they are laid.
+            Rectangle of each part in the mosaic.
 
         Raises
         ------
         ValueError
-            If far too many of them overlap.
+            If far too many parts overlap.
         """
         owner, on = rects.visible()
         tops = corners[owner, 0] + on.tops - rects.tops[owner]
@@ -277,14 +288,12 @@ class Scattered:
 
     @property
     def bounds(self) -> Rect:
-        """The part of the mosaic, and beyond it, on which tiles lie."""
+        """Smallest rectangle around all parts; may extend beyond the edges of the mosaic."""
         tops, lefts, bottoms, rights = self.on.edges
-        return Rect.between(
-            int(tops.min()), int(bottoms.max()), int(lefts.min()), int(rights.max())
-        )
+        return Rect.between(*map(int, (tops.min(), bottoms.max(), lefts.min(), rights.max())))
 
     def touches(self, rect: Rect) -> bool:
-        """Whether any tile lies in a region of the mosaic."""
+        """Whether any part overlaps a region of the mosaic."""
         edges = (rect.top, rect.left, rect.bottom, rect.right)
         one = Rects(*(np.array([edge], np.int64) for edge in edges))
         return bool(len(self.on.touching(one)[0]))
@@ -297,28 +306,28 @@ class ZarrArray:
     Attributes
     ----------
     path : str
-        Absolute path of its folder.
+        Absolute path of its folder, or URL without secrets.
     axes : str
-        A letter an axis: y, x and c (channels) lie in the tiles, any others don't.
+        One letter per axis. Tiles hold y, x and c (channels), but no other axis.
     position : tuple of int
-        Which plane along each of the other axes the level shows; 0 for y, x and c.
+        Index of the plane that the level shows, one entry per axis; 0 for y, x and c.
     """
 
-    path: str
+    path: str = field(repr=False)  # a label image's folder may be named after a patient
     axes: str
     position: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryImage:
-    """An image whose pixels a library decodes, region by region.
+    """An image that a third-party library decodes, region by region.
 
     Attributes
     ----------
     name : str
-        The library's name.
+        Name of the library.
     image : int or str
-        Number of the level there, or name of the associated image.
+        Number of the level in the library, or name of the associated image.
     """
 
     name: str
@@ -332,27 +341,27 @@ class LevelLayout:
     Attributes
     ----------
     width, height : int
-        True size, without the padding of edge tiles.
+        Size without the padding of edge tiles.
     channels : int
-        Samples a pixel, over all planes.
+        Samples per pixel over all planes.
     missing : {"background", "finer"}
-        What a missing tile shows: the background, or the finer level, area averaged.
+        Content of a missing tile: the background, or the area average of the next finer level.
     computed : bool
-        Whether the file lacks this level, so that all its tiles are "missing".
+        Whether the file does not store this level, so that all its tiles are missing.
     parts : tuple of Part or Scattered
-        The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
-        its type, and its channels or, if `Scattered`, some of them. `encoding` is the first
-        one's then, and so is `grid` unless that is `Scattered`.
+        Images that make up a mosaic; earlier ones cover later ones. All have the level's sample
+        type and, unless they are `Scattered`, all its channels. `encoding` is taken from the first
+        part, and so is `grid` unless that part is `Scattered`.
     reduction : float or None
-        How many pixels of level 0 one of this level spans, where the file says so.
+        Pixels of level 0 per pixel of this level; None if the file doesn't state it.
     array : ZarrArray or None
-        The array that `grid` cuts into tiles, where that is how the level is stored. Offsets
-        are those in a file that holds these tiles uncompressed, and that does not exist.
+        The Zarr array that `grid` divides into tiles, if there is one. Offsets then refer to a
+        virtual file that holds all tiles uncompressed.
     library : LibraryImage or None
-        What decodes the level, if that is no decoder of ours; offsets are as for arrays.
+        The third-party library that decodes the level, if any. Offsets are then virtual, too.
     categorical : bool
-        Whether samples are numbers of objects: computed levels take one pixel of each 2 x 2
-        instead of their average.
+        Whether samples are object numbers: computed levels take one pixel of each 2 x 2 block
+        instead of averaging.
     """
 
     width: int
@@ -377,55 +386,57 @@ class LevelLayout:
         reduction: float | None = None,
         channels: int | None = None,
     ) -> LevelLayout:
-        """Make a mosaic of pictures, earlier ones on top; `channels` if a picture may lack some."""
+        """Build a mosaic; earlier parts cover later ones and may lack some of the `channels`."""
         first = parts[0].image
         grid = first.grid
         if isinstance(parts[0], Scattered):
-            tile = _handy_side(grid.tile_height), _handy_side(grid.tile_width)
+            tile = _display_side(grid.tile_height), _display_side(grid.tile_width)
             grid = _empty_grid(width, height, *tile)
+        channels = channels or first.channels
         return cls(
-            width,
-            height,
-            channels or first.channels,
-            first.encoding,
-            grid,
-            parts=tuple(parts),
-            reduction=reduction,
+            width, height, channels, first.encoding, grid, parts=tuple(parts), reduction=reduction
         )
 
     @property
     def stored(self) -> tuple[LevelLayout, ...]:
-        """The pictures that the file holds of it: itself, or those of its parts."""
+        """Images that the file stores for this level: its parts' images, or the level itself."""
         return tuple(dict.fromkeys(part.image for part in self.parts)) or (self,)
 
     @property
-    def places(self) -> list[dict[str, int]]:
-        """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
+    def part_bounds(self) -> list[dict[str, int]]:
+        """Bounds of the parts of a mosaic: x, y, width and height in pixels of the level."""
         return [
             {"x": at.left, "y": at.top, "width": at.width, "height": at.height}
             for at in (part.bounds for part in self.parts)
         ]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Type of one sample."""
         return np.dtype(self.encoding.dtype)
 
     @property
     def longer_side(self) -> int:
-        """The larger one of width and height."""
+        """The larger of width and height."""
         return max(self.width, self.height)
 
     @property
     def tile_bytes(self) -> int:
-        """Size of one decoded tile, all channels, in bytes."""
+        """Size of one decoded tile in bytes, all channels together."""
         grid = self.grid
         return grid.tile_height * grid.tile_width * self.channels * self.dtype.itemsize
 
-    def downsample(self, base: LevelLayout) -> float:
-        """Return how many pixels of `base` one of these spans.
+    def tile_rect(self, row: int, column: int) -> Rect:
+        """Return the pixels of this level that a tile covers."""
+        grid = self.grid
+        top, left = row * grid.tile_height, column * grid.tile_width
+        height, width = self.height - top, self.width - left
+        return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
 
-        It is what the file says, else the mean of both axes' ratios.
+    def downsample(self, base: LevelLayout) -> float:
+        """Return the number of pixels of `base` per pixel of this level.
+
+        A value stated in the file takes precedence over the mean ratio of both axes.
         """
         if self.reduction is not None and base.reduction is not None:
             return self.reduction / base.reduction
@@ -434,27 +445,27 @@ class LevelLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssociatedLayout:
-    """A picture that travels with the slide: thumbnail, label or macro.
+    """An image stored with the slide: thumbnail, label or macro.
 
     Attributes
     ----------
     name : str
-        Its name.
+        Name of the image, for example ``"label"``.
     image : LevelLayout
-        How it is encoded.
+        Layout of the image.
     data : bytes or None
-        Its encoded bytes, if the metadata holds them; `image` has one tile then, of offset 0.
-    icc : tuple of (int, int) or None
-        Offset and length of its ICC profile in the file.
+        The encoded image if the metadata hold it; `image` then has one tile at offset 0.
+    icc : tuple of (int, int), bytes or None
+        Offset and length of its ICC profile in the file, or the profile itself.
     frame : tuple of float or None
-        What it covers, (x, y, width, height) in pixels of the slide's level 0; None where the file
-        doesn't say.
+        Area that the image covers, (x, y, width, height) in pixels of the slide's level 0; None if
+        the file doesn't state it.
     """
 
     name: str
     image: LevelLayout
-    data: bytes | None = None
-    icc: tuple[int, int] | None = None
+    data: bytes | None = field(default=None, repr=False)
+    icc: tuple[int, int] | bytes | None = None
     frame: tuple[float, float, float, float] | None = None
 
 
@@ -465,13 +476,13 @@ class Channel:
     Attributes
     ----------
     name : str
-        Name for people.
+        Name to display.
     color : str or None
-        Display colour as ``"#rrggbb"``.
+        Display color as ``"#rrggbb"``.
     window : tuple of float or None
-        Values that are shown darkest and brightest.
+        Values shown as black and as full brightness.
     visible : bool
-        Whether viewers show it at first.
+        Whether viewers initially show it.
     """
 
     name: str
@@ -482,17 +493,17 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class SlideFile:
-    """A file of a slide.
+    """One of the files that make up a slide.
 
     Attributes
     ----------
     path : str
-        Its absolute path.
+        Absolute path.
     size, modified_ns : int
-        Its size in bytes and its modification time when it was described.
+        Size in bytes and modification time when the slide was opened.
     changed_ns, inode : int or None
-        When it was changed in any way, and its number in its file system; None if that is unknown.
-        Programs that copy files set modification times, but not these.
+        Status change time (ctime) and inode number; None if unknown. Unlike the modification time,
+        programs that copy files cannot set these.
     """
 
     path: str
@@ -503,19 +514,21 @@ class SlideFile:
 
     @classmethod
     def of(cls, path: str, status: stat_result) -> SlideFile:
-        """Describe a file as it is now."""
-        return cls(
-            path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino or None
-        )
+        """Record a file's current size, times and inode."""
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return cls(path, status.st_size, *times, status.st_ino or None)
 
-    def unnamed(self, own: str) -> SlideFile:
-        """Return it without its path, which can name a patient, unless the slide's own tells it."""
+    def without_path(self, own: str) -> SlideFile:
+        """Return a copy with its path hashed, unless it is `own`, the slide's main path.
+
+        Paths may identify a patient.
+        """
         is_own = self.path == own or PurePath(self.path).name in ZARR_DOCUMENTS
         return self if is_own else replace(self, path=digest(self.path))
 
-    def is_still(self, status: stat_result) -> bool:
-        """Whether a file is the one that was described, as far as its status says."""
-        # Each read asks: one comparison after the other is the quickest.
+    def matches(self, status: stat_result) -> bool:
+        """Whether a file's status still equals the recorded one."""
+        # Every read calls this. Comparing field by field is the fastest way.
         return (
             self.size == status.st_size
             and self.modified_ns == status.st_mtime_ns
@@ -526,42 +539,48 @@ class SlideFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """Where the file of a slide on a server is.
+    """Location of a slide on a server.
 
     Attributes
     ----------
     url : str
-        Its URL with all that is needed to read it, which may be secret: for no one's eyes.
+        URL with everything needed to read it, possibly credentials: never show it.
     version : str
-        What the server calls this version of the file; empty if it does not say.
+        The server's identifier of this version of the file; empty if it sends none.
     folder : str
-        The URL of the folder in which several files lie; as secret.
+        URL of the folder if the slide has several files; equally confidential.
     parts : tuple of (str, str)
-        Name and version of each of these, in the order of the slide's `files`; none of one file.
+        (name, version) of each file in `folder`, in the order of the slide's `files`; empty for a
+        single file. On a DICOMweb server, (UID, version) of each instance.
+    frame_bytes : tuple of int
+        Upper bound on the size of a frame in bytes, for each instance on a DICOMweb server, where
+        byte ranges of frames are virtual; empty on other servers.
     """
 
     url: str = field(repr=False)
     version: str
     folder: str = field(default="", repr=False)
     parts: tuple[tuple[str, str], ...] = ()
+    frame_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """The planes of a slide that can be chosen: what it shows along z and t.
+    """The planes of a slide along z and t, and the plane that a layout describes.
 
     Attributes
     ----------
     z, t : int
-        Which plane a layout describes.
+        Index of the plane that the layout describes.
     size_z, size_t : int
-        How many there are.
+        Number of planes along each axis.
     z_spacing : float or None
-        Micrometres from one plane along z to the next.
+        Distance between neighboring planes along z in micrometers.
     time_step : float or None
-        Seconds from one plane along t to the next.
+        Time between neighboring planes along t in seconds.
     starts : Mapping of str to float
-        Where the first plane along "z" and "t" lies, in the same units; 0 where it doesn't say.
+        Position of the first plane along "z" and "t", in the same units; 0 for an axis that is
+        missing.
     """
 
     z: int = 0
@@ -574,17 +593,17 @@ class Planes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes along which there is more than one plane: of "t" and "z"."""
+        """Axes with more than one plane: "t", "z", both or none."""
         return tuple(self.sizes)
 
     @property
     def count(self) -> int:
-        """How many planes there are in all."""
+        """Total number of planes."""
         return self.size_z * self.size_t
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many planes there are along each of `names`."""
+        """Number of planes along each of `names`."""
         sizes = {"t": self.size_t, "z": self.size_z}
         return {axis: size for axis, size in sizes.items() if size > 1}
 
@@ -596,104 +615,114 @@ class Planes:
         time_step: float | None = None,
         starts: Mapping[str, float] = NO_STARTS,
     ) -> Planes:
-        """Make them of the plane and the number of planes along "z" and "t", where they are."""
+        """Build from (index, number of planes) along "z" and "t"; either axis may be missing."""
         (z, size_z), (t, size_t) = (positions.get(axis, (0, 1)) for axis in "zt")
         return cls(z, t, size_z, size_t, z_spacing, time_step, starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlideLayout:
-    """All that is known of a slide without decoding a pixel.
+    """Everything known about a slide without decoding a pixel.
 
     Attributes
     ----------
     path : str
         Absolute path of the file, or its URL without secrets.
-    file_size, modified_ns : int
-        Size and modification time when it was described, to notice another file.
     vendor : str
-        Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``.
+        Vendor in OpenSlide's notation, for example ``"aperio"`` or ``"generic-tiff"``.
     levels : tuple of LevelLayout
-        Levels, finest first: the stored ones, and computed ones where the format has them.
+        Levels, finest first: the stored ones, and the computed ones that the format implies.
     associated : tuple of AssociatedLayout
         Associated images.
     rgb : bool
         Whether the channels are red, green, blue (and alpha).
     channels : tuple of Channel
-        One entry a channel where ``rgb`` is false.
+        One entry per channel if `rgb` is false.
     background : int or float
         Value of pixels that the file does not hold.
     mpp : tuple of float or None
-        Micrometres a pixel of level 0, (x, y).
+        Micrometers per pixel of level 0, (x, y).
     first : tuple of float
-        Where the centre of the first pixel of level 0 lies, (x, y): in micrometres, or in pixels
-        where their size is unknown.
+        Position of the center of the first pixel of level 0, (x, y): in micrometers, or in pixels
+        if their size is unknown.
     objective : float or None
         Magnification of the objective.
     metadata : Mapping
-        Everything else the file says, under its vendor's name; JSON-serialisable.
-    hidden_planes : int
-        How many further planes of the same size (z, time) the file holds, unshown.
+        All other fields of the file, under the vendor's name; JSON-serializable.
+    other_planes : int
+        Number of further planes (z, time) of the same size in the file, selectable or not.
     planes : Planes
-        Which of the planes that can be chosen is described.
+        The selectable planes, and the plane that this layout describes.
     scanner, scan_date, barcode : str or None
-        The scanner's make and model, when it scanned (ISO 8601, or as the file has it where that
-        is ambiguous), and what the label's code says.
+        The scanner's make and model, the time of the scan (ISO 8601, or as in the file if that is
+        ambiguous), and the text of the label's barcode.
     icc : tuple of (int, int), bytes or None
-        Offset and length of the ICC profile in the file, or the profile that the metadata hold.
+        Offset and length of the ICC profile in the file, or the profile itself if the metadata
+        hold it.
     problems : tuple of str
-        What is wrong with the file although it can be shown, one sentence each; files are named
-        without their folder.
+        Defects of a file that can still be shown, one sentence each; files are named without their
+        folder.
     files : tuple of SlideFile
-        The slide's files; offsets count from the first one's begin through all of them.
+        The slide's files. Offsets count bytes as if the files were concatenated in this order.
     remote : RemoteFile or None
-        Where a slide lies that is no local file.
+        Location of a slide that is not a local file.
     labels : tuple of LabelLayout
         Label images.
     """
 
     path: str
-    file_size: int
-    modified_ns: int
     vendor: str
     levels: tuple[LevelLayout, ...]
     associated: tuple[AssociatedLayout, ...] = ()
     rgb: bool = True
-    channels: tuple[Channel, ...] = ()
+    # Fields that may name a patient are left out of the representation.
+    channels: tuple[Channel, ...] = field(default=(), repr=False)
     background: float = 0
     mpp: tuple[float, float] | None = None
     first: tuple[float, float] = (0.0, 0.0)
     objective: float | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    hidden_planes: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    other_planes: int = 0
     planes: Planes = Planes()
-    scanner: str | None = None
-    scan_date: str | None = None
-    barcode: str | None = None
-    icc: tuple[int, int] | bytes | None = None
-    problems: tuple[str, ...] = ()
-    files: tuple[SlideFile, ...] = ()
+    scanner: str | None = field(default=None, repr=False)
+    scan_date: str | None = field(default=None, repr=False)
+    barcode: str | None = field(default=None, repr=False)
+    icc: tuple[int, int] | bytes | None = field(default=None, repr=False)
+    problems: tuple[str, ...] = field(default=(), repr=False)
+    files: tuple[SlideFile, ...] = field(default=(), repr=False)
     remote: RemoteFile | None = None
-    labels: tuple[LabelLayout, ...] = ()
+    labels: tuple[LabelLayout, ...] = field(default=(), repr=False)
 
     @property
-    def further_planes(self) -> int:
-        """How many planes of the same size there are that can't be chosen."""
-        return max(0, self.hidden_planes + 1 - self.planes.count)
+    def file_size(self) -> int:
+        """Total size of the slide's files in bytes."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def has_tile_sizes(self) -> bool:
+        """Whether byte counts are the sizes of compressed tiles, not only upper limits."""
+        return self.remote is None or not self.remote.frame_bytes
+
+    @property
+    def unselectable_planes(self) -> int:
+        """Number of planes of the same size that cannot be selected."""
+        return max(0, self.other_planes + 1 - self.planes.count)
 
     @property
     def downsamples(self) -> tuple[float, ...]:
-        """Downsample of each level."""
+        """Downsample of each level relative to level 0."""
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
-    def without_words(self) -> SlideLayout:
-        """Return what pixels need of it, but nothing of what can name a patient.
+    def without_private_data(self) -> SlideLayout:
+        """Return a copy for reading pixels, without metadata that may identify a patient.
 
-        Whoever compares it with the slide as it is described again compares both without words.
+        The copy keeps `path`, which is needed to open the slide again. Call this method on both
+        layouts before comparing them after the slide has been opened again.
         """
+        hashed = tuple(file.without_path(self.path) for file in self.files)
         return replace(
             self,
-            files=self.files if self.remote else tuple(f.unnamed(self.path) for f in self.files),
+            files=self.files if self.remote else hashed,
             metadata={},
             scan_date=None,
             barcode=None,
@@ -704,11 +733,12 @@ class SlideLayout:
         )
 
     def pyramid(self, largest_side: int) -> tuple[PyramidLevel, ...]:
-        """Return the levels, and computed ones so that each is about half as large as the last.
+        """Return all levels, with computed ones that fill large gaps or follow the coarsest level.
 
-        What is computed halves the one before it, rounded up: between two levels whose longer
-        sides differ by more than `LARGEST_STEP`, and beyond the coarsest. There is none below a
-        level whose sides are no longer than `largest_side`.
+        A computed level has half the width and height of the level before it, rounded up. Levels
+        are computed between two stored ones whose longer sides differ by more than a factor of
+        `LARGEST_STEP`, and after the coarsest one. No level is computed from one whose sides are
+        both within `largest_side`.
         """
         found = [PyramidLevel(0, self.levels[0])]
         numbers = count(len(self.levels))
@@ -724,22 +754,22 @@ class SlideLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelLayout:
-    """A label image that lies on the slide: its pixels are numbers of objects, 0 is none.
+    """A label image on the slide: its pixels are object numbers, 0 where there is no object.
 
     Attributes
     ----------
     name : str
-        Its name.
+        Name of the label image.
     layout : SlideLayout
-        The image, of one channel of whole numbers.
+        The image: one channel of integers.
     step : tuple of float
-        How many pixels of the slide's level 0 one of its pixels spans, (x, y).
+        Pixels of the slide's level 0 per pixel of the label image, (x, y).
     offset : tuple of float
-        Where its upper left corner lies, (x, y) in pixels of the slide's level 0.
+        Position of its upper left corner, (x, y) in pixels of the slide's level 0.
     colors : Mapping of int to str
-        Display colours of objects as ``"#rrggbbaa"``.
+        Display colors of objects as ``"#rrggbbaa"``.
     properties : tuple of Mapping
-        What is said of objects; each has its number as ``"label-value"``.
+        Properties of objects; ``"label-value"`` is the object's number.
     """
 
     name: str
@@ -756,13 +786,13 @@ class PyramidLevel(NamedTuple):
     Attributes
     ----------
     number : int
-        Its number: the index of the slide's own levels; those computed for viewers count on.
+        Index in the slide's own levels; computed levels continue the count.
     layout : LevelLayout
         The level.
     finer : int or None
-        Number of the level that tiles which the file lacks are averaged from, if there is one.
+        Number of the level from which missing tiles are averaged, if there is one.
     inserted : bool
-        Whether it is computed because the slide's next coarser level is much smaller.
+        Whether it is computed to bridge a large step to the slide's next coarser level.
     """
 
     number: int
@@ -771,54 +801,45 @@ class PyramidLevel(NamedTuple):
     inserted: bool = False
 
     def halved(self, number: int, *, inserted: bool = False) -> PyramidLevel:
-        """Return a level of that number that is computed from this one by 2 x 2 averages."""
+        """Return a level with this number, computed from this one by averaging 2 x 2 pixels."""
         size = -(-self.layout.width // 2), -(-self.layout.height // 2)
         return PyramidLevel(number, computed_level(self.layout, *size), self.number, inserted)
 
 
 def digest(name: str) -> str:
-    """Return what tells a name from others, and nothing else of it; again, it stays."""
+    """Return a hash that identifies a name without revealing it; a hash is returned unchanged."""
     if name.startswith(DIGEST):
         return name
     return DIGEST + sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
-    """Return a level of that size that the file lacks, averaged from the next finer one."""
+    """Return a level of this size that is computed from the next finer one."""
     tile = _computed_side(finer.grid.tile_height), _computed_side(finer.grid.tile_width)
     pixel = finer.channels * finer.dtype.itemsize
-    while math.prod(tile) * pixel > LARGEST_COMPUTED_BYTES:  # of very many channels
+    while math.prod(tile) * pixel > LARGEST_COMPUTED_BYTES:  # with very many channels
         tile = -(-tile[0] // 2), -(-tile[1] // 2)
-    return replace(
-        finer,
-        width=width,
-        height=height,
-        grid=_empty_grid(width, height, *tile),
-        missing="finer",
-        computed=True,
-        parts=(),
-        reduction=None,
-        array=None,
-        library=None,
-    )
+    grid = _empty_grid(width, height, *tile)
+    plain = replace(finer, parts=(), reduction=None, array=None, library=None)
+    return replace(plain, width=width, height=height, grid=grid, missing="finer", computed=True)
 
 
 def _empty_grid(width: int, height: int, tile_height: int, tile_width: int) -> TileGrid:
-    """Cut into tiles that the file does not hold."""
+    """Return a grid whose tiles are all missing in the file."""
     shape = (1, math.ceil(height / tile_height), math.ceil(width / tile_width))
     nothing = np.broadcast_to(np.zeros((), np.int64), shape)
     return TileGrid(tile_height, tile_width, nothing, nothing)
 
 
-def _handy_side(stored: int) -> int:
-    """Return a side of the tiles in which displays ask for a mosaic of such tiles."""
+def _display_side(stored: int) -> int:
+    """Return the side of the tiles that displays read from a mosaic of tiles with side `stored`."""
     return min(max(stored, COMPUTED_TILE // 2), 2 * COMPUTED_TILE)
 
 
 def _computed_side(finer: int) -> int:
-    """Return a side of a tile that is averaged from 2 x 2 times as many whole finer tiles.
+    """Return the side of a computed tile that covers whole tiles of the finer level, if possible.
 
-    Otherwise the finer tiles at its edges would be decoded for its neighbours again.
+    Finer tiles that a computed tile covers only partly are decoded again for its neighbors.
     """
     twice = finer * max(1, round(2 * COMPUTED_TILE / finer))
     return COMPUTED_TILE if twice % 2 or twice > 2 * LARGEST_COMPUTED_TILE else twice // 2

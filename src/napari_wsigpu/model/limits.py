@@ -1,7 +1,7 @@
-"""What a file or a server may cost: named limits, which a user can raise.
+"""Named limits on the memory and time that a file or a server may cost; users can raise them.
 
-Parsers and decoders ask `limits` before they allocate, work or wait for what a file or server
-claims. What goes beyond is refused by a sentence that names the limit.
+Parsers and decoders check `limits` before they allocate as much memory, loop as often or wait as
+long as a file or server demands. If a limit is exceeded, the error names it.
 
 Examples
 --------
@@ -9,8 +9,8 @@ Examples
 >>> limits.tile_bytes = 1 << 30
 >>> limits.tile_bytes = 256 << 20
 
-The environment variable WSIGPU_LIMITS sets them for a process and those that it starts, for example
-to ``tile_bytes=1e9, first_byte_seconds=60``.
+The environment variable WSIGPU_LIMITS sets limits for a process and its children, for example
+``tile_bytes=1e9, first_byte_seconds=60``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from napari_wsigpu.model.units import byte_size
 
@@ -30,47 +29,52 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Limits:
-    """Limits of a process; what is set holds from the next file or request on.
+    """Limits of this process. A change applies to the next file or request.
 
     Attributes
     ----------
     tile_bytes : int
-        Decoded bytes of a tile, strip or Zarr chunk, after each of its filters, and of an
+        Decoded size of a tile, strip or Zarr chunk, after each of its filters, and of an
         associated image.
     decoding_bytes : int
-        Decoded bytes of tiles that threads decode at the same time for a region; of larger tiles,
-        one. Codecs take up to five times as much.
+        Total decoded size of the tiles that threads decode at the same time for one region; larger
+        tiles are decoded one at a time. Codecs may use up to five times as much memory.
     scanned_samples : int
-        Samples of a progressive JPEG times its scans, each of which goes through all of them.
+        Samples of a progressive JPEG, multiplied by the number of its scans.
     averaged_bytes : int
-        Decoded bytes that are held at a time to average levels whose tiles a file lacks.
+        Decoded bytes held at a time to average levels that have missing tiles.
     header_bytes : int
-        Bytes of a remote file's header that are read, and of an XML text 1/16 of that.
+        Bytes read of a remote file's header. An XML document may have 1/16 of that.
     xml_elements : int
-        Elements of an XML text.
+        Elements of an XML document.
     images : int
         Images (TIFF directories) in a file.
     pages : int
-        Images of which each is looked at: in a file of a slide scanner, or of any kind if they are
-        unlike each other or have others below them. A file of more than 10 MB may have more.
+        TIFF directories that must be parsed one by one: all directories of a slide scanner's file,
+        and of any other file if its directories differ or have subimages. In the second case, files
+        over 10 MB may have one directory per 2,560 bytes.
     subimages : int
-        Images (SubIFDs) below one of them.
+        Images (SubIFDs) of one TIFF directory.
     planes : int
         Planes along z, t and channels of an image.
     levels : int
         Levels of a slide.
     tiles : int
-        Tiles of all levels of a slide whose number only its size tells.
+        Tiles in all levels of a slide, for formats whose files don't have to list every tile.
     geojson_bytes : int
-        Bytes of a GeoJSON text, unpacked.
+        Bytes of a GeoJSON document after decompression, of DICOM annotations or reports, and
+        of a DICOM segmentation, both as stored and as decoded labels.
     objects : int
-        Objects in a GeoJSON text.
+        Objects in a file of annotations, or patches in a file of scores.
     points : int
-        Points of all of them.
+        Points of all objects in a file of annotations.
     first_byte_seconds : float
-        How long to wait for a server's answer to a request, and for its next bytes.
+        Seconds to wait for a server's response, and for the first bytes of its content.
     bytes_per_second : float
-        How fast an answer has to come, on average over `first_byte_seconds`.
+        Lowest acceptable rate of a response, on average after `first_byte_seconds`.
+    allow_hosts : frozenset of str
+        Hosts that servers may redirect to even if they are this computer or in its network segment;
+        in the environment variable, separated by spaces.
     """
 
     tile_bytes: int = 256 << 20
@@ -90,25 +94,29 @@ class Limits:
     points: int = 1 << 27
     first_byte_seconds: float = 10.0
     bytes_per_second: float = 1000.0
+    allow_hosts: frozenset[str] = frozenset()
 
     @property
     def xml_bytes(self) -> int:
-        """Characters of an XML text."""
+        """Number of characters that an XML document may have."""
         return self.header_bytes // 16
 
     def advice(self, name: str) -> str:
-        """Return the end of a sentence about what goes beyond a limit: what it is, what to do."""
+        """Return the end of an error message: the value of a limit, and how to raise it."""
         value = getattr(self, name)
         size = byte_size(value) if name.endswith("_bytes") else f"{value:,}"
-        return f"the limit is {size}; if you trust it, raise the limit {name!r}"
+        return f"the limit is {size}; if you trust the file, raise the limit {name!r}"
 
 
 def _from_environment(text: str) -> Limits:
-    """Return limits as the environment variable sets them; what can't be is left out and told."""
+    """Parse the value of the environment variable; log parts that are invalid and ignore them."""
     found = Limits()
-    kinds: dict[str, Any] = {item.name: type(item.default) for item in fields(Limits)}
+    kinds = {name: type(value) for name, value in vars(found).items()}
     for part in filter(str.strip, text.split(",")):
         name, _, value = (word.strip() for word in part.partition("="))
+        if name == "allow_hosts":
+            found.allow_hosts = frozenset(value.split())
+            continue
         try:
             number = float(value)
             if name not in kinds or not 0 < number < math.inf:
@@ -116,7 +124,7 @@ def _from_environment(text: str) -> Limits:
             setattr(found, name, kinds[name](number))
         except ValueError:
             logger.warning(
-                "%s has '%s', which sets no limit; it is to be as 'tile_bytes=1e9'.",
+                "%s contains '%s', which is not a valid limit; write it like 'tile_bytes=1e9'.",
                 VARIABLE,
                 part.strip(),
             )

@@ -1,7 +1,7 @@
-"""What of a slide may be shown to anybody, and what can name a patient.
+"""Separate a slide's technical metadata from data that may identify a patient.
 
-`technical.SECTIONS` lists the fields of each vendor that are shown; all others are hidden, and so
-is what repeats them elsewhere.
+`technical.SECTIONS` lists the fields of each vendor that may be shown. All other values are hidden,
+even where other fields or messages repeat them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from napari_wsigpu.model.technical import SECTIONS, Kind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    Fields = Mapping[str, object]
+
 MASK = "[hidden]"
 PRIVATE_IMAGES = frozenset({"label", "macro"})
 
-# Shorter texts are repeated by chance, and the shortest of these within other words.
+# Shorter strings and numbers occur elsewhere by chance. Strings of up to `WHOLE_WORD` characters
+# are hidden only where they are whole words.
 SHORTEST_REPEAT, SHORTEST_NUMBER, WHOLE_WORD = 3, 6, 3
 LONGEST_TEXT = 4096
-MOST_REPEATED = 1 << 15
+# Total length of the hidden values to search for; if they are longer, all strings are masked.
+MOST_SEARCHED = 1 << 15
 
-# Usual dyes of channels: no person's name, unlike "Alexa" or "Opal" without a number.
+# Common dyes. "Alexa" and "Opal" are also given names, so they need a number.
 DYE = re.compile(
     r"(brightfield|dapi|dsred|ecfp|egfp|eosin|eyfp|fitc|gcamp|ha?ematoxylin|hoechst|lysotracker"
     r"|mcherry|mitotracker|mneongreen|phalloidin|rhodamine|sytox|tamra|tdtomato|texas ?red|tritc)"
@@ -33,7 +37,7 @@ DYE = re.compile(
     r"|(af|alexa( ?fluor)?|atto|bodipy|cf|cy|draq|dylight|opal)[ -]?\d{1,5}",
     re.IGNORECASE,
 )
-# Words of files that name nobody, and that sentences about slides need.
+# Words that are common in messages about slides and identify nobody.
 COMMON = frozenset({
     "and", "area", "associated", "channel", "channels", "data", "default", "file", "for", "image",
     "images", "label", "labels", "level", "levels", "macro", "name", "none", "not", "off", "one",
@@ -42,7 +46,7 @@ COMMON = frozenset({
     "untitled", "yes",
 })  # fmt: skip
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
-# A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
+# XML or JSON documents, which repeat the whole metadata; dates; absolute paths.
 TELLING = re.compile(
     r"^\s*(<[!?A-Za-z]|\{)"
     r"|(?<!\d)(\d{4}[-:/]\d\d?[-:/]\d\d?|\d\d?/\d\d?/\d\d(\d\d)?)(?!\d)"
@@ -54,52 +58,53 @@ QUANTITY = (
     r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?"
     r"( ?([munµμ]?m|[mµμ]?s|px|pixels?|dpi|bits?|bytes|[kM]?Hz|m?W|[kM]B|°?C|%))?"
 )
-# Numbers, with or without units, and what can be ticked.
+# Numbers with or without units, and the values of check boxes.
 PLAIN = re.compile(
     rf"{QUANTITY}(( ?[,;x\u00d7/] ?| ){QUANTITY})*+( ?[xX])?|(?i:true|false|yes|no|on|off)"
 )
-FOLDERS = re.compile(r"[/\\]")
+SEPARATORS = re.compile(r"[/\\]")
+# Quotes that open or close a quoted name, as opposed to apostrophes.
 OPENING, CLOSING = re.compile(r"(?:^|(?<=[\s(]))['\"]"), re.compile(r"['\"](?=[\s.,;:)!?]|$)")
 
 
 class Screen:
-    """Shows of one slide what may be shown to anybody.
+    """Hides everything in a slide's metadata and messages that may identify a patient.
 
     Parameters
     ----------
     metadata : Mapping
         `Slide.metadata`.
     path : str
-        The slide's own path, which sentences may name; its reader has it already.
+        The slide's path. Messages may contain it, because their readers know it anyway.
 
     Attributes
     ----------
     metadata : dict
-        The same with `MASK` in place of the values of all fields that aren't known to be technical,
-        and of the names of those that aren't known at all. Hidden is also, whatever their names:
-        what repeats a hidden value other than a usual dye's name or a word like "image", and a
-        text that holds a date or a path, or is a document (XML, JSON) or longer than 4096
-        characters; and, where hidden values are so many that they can't be looked for, every text.
-        What is None or an empty text stays.
+        The metadata with `MASK` instead of the value of each field that is not known to be
+        technical, and instead of the name of each unknown field. Technical fields are masked where
+        they repeat a hidden value, unless that is a common dye or a word like "image"; where they
+        hold a date, a path or a document (XML, JSON); and where they exceed 4096 characters. If
+        there are too many hidden values to search for, all strings are masked. None and empty
+        values stay.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
+    def __init__(self, metadata: Mapping[str, object], path: str = "") -> None:
         private: set[str] = set()
         shown = _known("", metadata, private)
         self._repeats = _Repeats(private)
-        self._own = [f"'{name}'" for name in (path, FOLDERS.split(path)[-1]) if name]
+        self._own = [f"'{name}'" for name in (path, SEPARATORS.split(path)[-1]) if name]
         self.metadata: dict[str, Any] = self._cleared(shown)
 
     def text(self, text: str) -> str:
-        """Return a name that is shown, as that of a channel, as `metadata` shows a text.
+        """Mask a name, such as a channel's, by the rules for technical fields of `metadata`.
 
-        People type what they like where a name is asked for, also whose slide it is.
+        Users may have typed a patient's name in any field that accepts free text.
         """
         shown: str = self._cleared(_Technical(text))
         return shown
 
     def sentence(self, text: str) -> str:
-        """Return a sentence of this program, without what it quotes of the file or its siblings."""
+        """Mask quotations from the file and names of other files in a message of this package."""
         for name in self._own:
             if name in text:
                 return name.join(map(self.sentence, text.split(name)))
@@ -110,11 +115,11 @@ class Screen:
         return self._repeats.hidden(text)
 
     def sentences(self, texts: Iterable[str]) -> list[str]:
-        """Return several as `sentence` does."""
+        """Apply `sentence` to several messages."""
         return [self.sentence(text) for text in texts]
 
-    def _cleared(self, value: Any) -> Any:
-        """Copy nested metadata, with what is hidden in its texts left out."""
+    def _cleared(self, value: object) -> Any:
+        """Copy nested metadata and mask its strings where necessary."""
         if isinstance(value, dict):
             return {key: self._cleared(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -126,20 +131,20 @@ class Screen:
         return self._repeats.hidden(str(value))
 
 
-def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a slide's metadata as `Screen` shows it."""
+def masked(metadata: Mapping[str, object]) -> dict[str, Any]:
+    """Return a slide's metadata without anything that may identify a patient; see `Screen`."""
     return Screen(metadata).metadata
 
 
 class _Technical(str):
-    """A text that is shown unless it repeats what is private."""
+    """A string that may be shown unless it repeats a private value."""
 
     __slots__ = ()
 
 
-def _known(section: str, fields: Mapping[str, Any], private: set[str], parent: str = "") -> Any:
-    """Copy the fields that are known; collect the texts of all others."""
-    found: dict[str, Any] = {}
+def _known(section: str, fields: Fields, private: set[str], parent: str = "") -> dict[str, object]:
+    """Copy the fields that may be shown, and add the strings in all others to `private`."""
+    found: dict[str, object] = {}
     for key, value in fields.items():
         if not section and not parent and isinstance(value, Mapping):
             kind = Kind.GROUP if key in SECTIONS else None
@@ -151,15 +156,15 @@ def _known(section: str, fields: Mapping[str, Any], private: set[str], parent: s
         elif kind is Kind.PRIVATE:
             private.update(_texts(value))
             found[key] = _hidden(value)
-        elif section or parent or kind is not Kind.GROUP:
+        elif section or parent or not isinstance(value, Mapping):
             found[key] = _value(section, kind, key, value, private)
         else:
             found[key] = _known(key, value, private)
     return found
 
 
-def _value(section: str, kind: Kind, key: str, value: Any, private: set[str]) -> Any:
-    """Copy what a known field holds."""
+def _value(section: str, kind: Kind, key: str, value: object, private: set[str]) -> object:
+    """Copy the value of a known field, or mask it if it does not match the field's kind."""
     if isinstance(value, Mapping):
         return _known(section, value, private, key)
     if isinstance(value, list | tuple):
@@ -174,13 +179,13 @@ def _value(section: str, kind: Kind, key: str, value: Any, private: set[str]) ->
     return _hidden(value)
 
 
-def _hidden(value: Any) -> Any:
-    """Return what stands for a private value; that there is none isn't private."""
+def _hidden(value: object) -> object:
+    """Return `MASK`, or the value itself if it is empty and thus reveals nothing."""
     return value if value is None or value in ("", [], {}) else MASK
 
 
-def _texts(value: Any) -> Iterable[str]:
-    """Yield the texts by which a private value may be repeated elsewhere."""
+def _texts(value: object) -> Iterable[str]:
+    """Yield the strings to search for in case other fields repeat a private value."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -191,12 +196,12 @@ def _texts(value: Any) -> Iterable[str]:
     if len(text) > LONGEST_TEXT or text.casefold() in COMMON or DYE.fullmatch(text):
         return
     shortest = SHORTEST_NUMBER if _is_plain(text) else SHORTEST_REPEAT
-    path = PureWindowsPath(text if PATH.search(text) else "")  # knows both kinds of slashes
+    path = PureWindowsPath(text if PATH.search(text) else "")  # splits at both kinds of slashes
     yield from (part for part in (text, path.name, path.stem) if len(part) >= shortest)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, some numbers, a size, a yes or no, or empty."""
+def _is_plain(value: object) -> bool:
+    """Whether a value is empty, a yes or no, or consists of numbers with optional units."""
     text = str(value)
     if len(text) > LONGEST_TEXT:
         return False
@@ -204,16 +209,16 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Node(NamedTuple):
-    """What follows some first letters of private values (Aho and Corasick's automaton).
+    """A prefix of private values: a state of the Aho-Corasick automaton.
 
     Attributes
     ----------
     following : dict
-        The next letter, and the node of all of them.
+        Nodes of the prefixes that are one letter longer, by that letter.
     shorter : list of _Node
-        The node of the longest end of these letters that private values begin with.
+        Node of the longest proper suffix that is also a prefix; empty for the root.
     length : list of int
-        Of the longest private value that ends here; 0 for none.
+        Length of the longest private value that ends here, or 0.
     """
 
     following: dict[str, _Node]
@@ -222,17 +227,18 @@ class _Node(NamedTuple):
 
 
 class _Repeats:
-    """Private values, to be found again in texts, in time that grows with the text alone."""
+    """Finds private values in a string, in time proportional to its length."""
 
     def __init__(self, private: Iterable[str]) -> None:
         values = {" ".join(_folded(value)[0].split()) for value in private}
-        self._all = sum(map(len, values)) > MOST_REPEATED
+        self._all = sum(map(len, values)) > MOST_SEARCHED
         self._root = _Node({}, [], [0])
         for value in () if self._all else values:
             node = self._root
             for letter in value:
                 node = node.following.setdefault(letter, _Node({}, [], [0]))
             node.length[0] = len(value)
+        # Breadth first: the node of a suffix is nearer to the root, so it is complete already.
         waiting = deque((self._root,))
         while waiting:
             node = waiting.popleft()
@@ -243,24 +249,26 @@ class _Repeats:
                 waiting.append(child)
 
     def hidden(self, text: str) -> str:
-        """Return a text with `MASK` for what it repeats."""
+        """Replace all private values in `text` by `MASK`."""
         if self._all:
             return MASK
-        folded, places = _folded(text)
+        folded, positions = _folded(text)
         found: list[tuple[int, int]] = []
         node = self._root
-        for at, letter in enumerate(folded):
+        for index, letter in enumerate(folded):
             node = self._after(node, letter)
-            if node.length[0] and not _is_within(folded, at + 1 - node.length[0], at + 1):
-                begin, end = places[at + 1 - node.length[0]], places[at] + 1
-                while found and begin <= found[-1][1]:
-                    begin = min(begin, found.pop()[0])
-                found.append((begin, end))
-        for begin, end in reversed(found):
-            text = f"{text[:begin]}{MASK}{text[end:]}"
+            first, end = index + 1 - node.length[0], index + 1
+            if node.length[0] and not _is_within(folded, first, end):
+                start, stop = positions[first], positions[index] + 1
+                while found and start <= found[-1][1]:
+                    start = min(start, found.pop()[0])
+                found.append((start, stop))
+        for start, stop in reversed(found):
+            text = f"{text[:start]}{MASK}{text[stop:]}"
         return text
 
     def _after(self, node: _Node, letter: str) -> _Node:
+        """Return the next state of the automaton."""
         while letter not in node.following:
             if not node.shorter:
                 return node
@@ -268,17 +276,17 @@ class _Repeats:
         return node.following[letter]
 
 
-def _is_within(text: str, begin: int, end: int) -> bool:
-    """Whether a short text is only a part of a word."""
-    around = text[begin - 1 : begin] if begin else "", text[end : end + 1]
-    return end - begin <= WHOLE_WORD and any(map(str.isalnum, around))
+def _is_within(text: str, start: int, end: int) -> bool:
+    """Whether a short match is only a part of a word."""
+    around = text[start - 1 : start] if start else "", text[end : end + 1]
+    return end - start <= WHOLE_WORD and any(map(str.isalnum, around))
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:
-    """Return a text in small letters, a space for all white space, and where each letter was."""
+    """Return `text` in lower case with white space collapsed, and each letter's old position."""
     letters: list[str] = []
-    places: list[int] = []
-    for place, letter in enumerate(text):
+    positions: list[int] = []
+    for position, letter in enumerate(text):
         if not letter.isspace():
             small = letter.casefold()
         elif letters and letters[-1] == " ":
@@ -286,5 +294,5 @@ def _folded(text: str) -> tuple[str, Sequence[int]]:
         else:
             small = " "
         letters += small
-        places += [place] * len(small)
-    return "".join(letters), places
+        positions += [position] * len(small)
+    return "".join(letters), positions

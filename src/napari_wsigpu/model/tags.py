@@ -1,4 +1,4 @@
-"""Codes of TIFF: tifffile's enums of tags' values, those that mean the same, and the tags' own."""
+"""Codes of TIFF tags and of their values: tifffile's enums, synonyms, and tags it does not name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from tifffile import PLANARCONFIG as PLANARCONFIG
 from tifffile import PREDICTOR as PREDICTOR
 from tifffile import RESUNIT as RESUNIT
 
-# What a file begins with: TIFF and BigTIFF, little- and big-endian.
+# First bytes of a file: TIFF and BigTIFF, little-endian and big-endian.
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# No codes of TIFF, but of ours for tiles in other files.
+# Private codes beyond TIFF's 16 bits, for tiles of other file formats.
 BMP = 0x10001
 CZI_ZSTD = 0x10002
 JPEG_LS = 0x10003
-# The code to write comes first.
+DICOM_RLE = 0x10004
+HTJ2K = 0x10005
+# Codes with the same meaning. Writers use the first one.
 DEFLATE = COMPRESSION.ADOBE_DEFLATE, COMPRESSION.DEFLATE
 JPEG_2000 = (
     COMPRESSION.JPEG2000,
@@ -34,7 +36,7 @@ ZSTD = COMPRESSION.ZSTD, COMPRESSION.ZSTD_DEPRECATED
 
 
 class Tag(IntEnum):
-    """Codes of tags, of which tifffile has no enum; a vendor's own are its module's."""
+    """Codes of the baseline and common tags. Vendors' own tags are defined in their modules."""
 
     IMAGE_WIDTH = 256
     IMAGE_LENGTH = 257

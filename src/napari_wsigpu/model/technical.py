@@ -1,10 +1,9 @@
-"""The fields of slides' metadata that may be shown to anybody: one table, by section.
+"""The metadata fields that may be shown to anybody, as one table with a section per vendor.
 
-Whatever is not here is hidden, value and name. A field is listed only if its maker's software
-writes it, so that nobody types a patient's name into it; who adds one asks that of it first.
-Letters' case, spaces and punctuation of a name don't count, and a number of up to three digits
-stands for any other. ``Outer.Inner`` is an `Inner` directly within an `Outer`, and counts more
-than `Inner` alone.
+All other fields are hidden, names and values. List a field only if the scanner's software writes
+it, so that nobody can have typed a patient's name into it. Names are compared without case, spaces
+and punctuation, and numbers of up to three digits match each other. ``Outer.Inner`` is an `Inner`
+directly within an `Outer`; it takes precedence over a plain `Inner`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """What a field holds.
+    """Kind of a field's value.
 
     NUMBER
-        Numbers, with or without units, a yes or a no. Anything else in it is hidden.
+        Numbers with or without units, yes or no. Any other value is hidden.
     TEXT
-        A word of the scanner's software, or of its maker.
+        Text that the scanner's software writes.
     GROUP
-        Other fields; a text of its own is hidden.
+        Other fields. Any text of the group itself is hidden.
     PRIVATE
-        What can name a patient, or who examined it, where and when: the name alone is shown.
+        Data about the patient or the examination, such as operator, place and time. Only the
+        field's name is shown.
     """
 
     NUMBER = 1
@@ -35,7 +35,7 @@ class Kind(Enum):
 
 
 class Section(NamedTuple):
-    """The fields of a section of metadata, divided by spaces."""
+    """Names of the fields in one section of the metadata, separated by spaces."""
 
     numbers: str = ""
     texts: str = ""
@@ -44,11 +44,9 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    # What every slide has, whoever wrote its file.
+    # Fields that all slides have, whatever their vendor.
     "": Section(
-        numbers="objective mpp icc_profile",
-        texts="vendor scanner",
-        private="scan_date barcode",
+        numbers="objective mpp icc_profile", texts="vendor scanner", private="scan_date barcode"
     ),
     "tiff": Section(
         numbers="XResolution YResolution XPosition YPosition",
@@ -59,15 +57,12 @@ SECTIONS = {
         numbers="""
             AppMag MPP Left Top OriginalWidth OriginalHeight StripeWidth Filtered FocusOffset
             LineCameraSkew LineAreaXOffset LineAreaYOffset ExposureTime ExposureScale Gamma Rack
-            CalibrationAverageRed CalibrationAverageGreen CalibrationAverageBlue
-            """,
+            CalibrationAverageRed CalibrationAverageGreen CalibrationAverageBlue""",
         texts="""
-            Parmset ScanScopeID ScannerType SessionMode DisplayColor ICCProfile ScanWarning
-            """,
+            Parmset ScanScopeID ScannerType SessionMode DisplayColor ICCProfile ScanWarning""",
         private="""
             Header Filename Title Date Time TimeZone User Barcode DSRID ImageID ImageName Comment
-            Slide
-            """,
+            Slide""",
     ),
     "hamamatsu": Section(
         numbers="""
@@ -83,16 +78,13 @@ SECTIONS = {
             slantrightbottom slantrighttop validDDKP validDLTP validDSHP PSHV PSHV10x PSHVploidy
             PSHVploidy10x YRNP0 zCoarse0 zFine0 65420 65421 65422 65423 65424 65425 65426 65428
             65432 65433 65434 65435 65436 65437 65438 65439 65440 65441 65442 65443 65445 65446
-            65456 65457 65458
-            """,
+            65456 65457 65458""",
         texts="""
             Product Fluorescence calibrationversion AHEX0 AHEX0fluorescence AHEX0ploidy
-            MHLN-0-24bit MHLN-0-36bit
-            """,
+            MHLN-0-24bit MHLN-0-36bit""",
         private="""
-            Reference Created Updated NDPSN MacroSN ScannerSerialNumber Operator AuthCode
-            NDPShadingDataVersion
-            """,
+            Reference Barcode Created Updated NDPSN MacroSN ScannerSerialNumber Operator AuthCode
+            NDPShadingDataVersion""",
     ),
     "leica": Section(
         numbers="aperture objective regions",
@@ -110,49 +102,37 @@ SECTIONS = {
             PIIM_PIXEL_DATA_REPRESENTATION_ROWS PIIM_PIXEL_DATA_REPRESENTATION_NUMBER
             UFS_IMAGE_NUMBER_OF_BLOCKS UFS_IMAGE_DIMENSIONS_OVER_BLOCK UFS_IMAGE_DIMENSION_RANGE
             UFS_IMAGE_DIMENSION_SCALE_FACTOR UFS_IMAGE_BLOCK_SIZE UFS_IMAGE_BLOCK_COORDINATE
-            UFS_IMAGE_BLOCK_DIMENSION_RANGE
-            """,
+            UFS_IMAGE_BLOCK_DIMENSION_RANGE""",
         texts="""
             DICOM_MANUFACTURER DICOM_MANUFACTURERS_MODEL_NAME DICOM_SOFTWARE_VERSIONS
             DICOM_PHOTOMETRIC_INTERPRETATION DICOM_LOSSY_IMAGE_COMPRESSION_METHOD
             PIM_DP_UFS_INTERFACE_VERSION PIM_DP_IMAGE_TYPE PIIM_DP_SCANNER_CALIBRATION_STATUS
             UFS_IMAGE_DIMENSION_NAME UFS_IMAGE_DIMENSION_TYPE UFS_IMAGE_DIMENSION_UNIT
-            UFS_IMAGE_BLOCK_COMPRESSION_METHOD
-            """,
+            UFS_IMAGE_BLOCK_COMPRESSION_METHOD""",
         groups="""
             PIM_DP_SCANNED_IMAGES PIIM_PIXEL_DATA_REPRESENTATION_SEQUENCE UFS_IMAGE_GENERAL_HEADERS
             UFS_IMAGE_DIMENSIONS UFS_IMAGE_DIMENSION_RANGES UFS_IMAGE_BLOCK_HEADERS
-            UFS_IMAGE_BLOCK_HEADER_TEMPLATES DP_COLOR_MANAGEMENT
-            """,
+            UFS_IMAGE_BLOCK_HEADER_TEMPLATES DP_COLOR_MANAGEMENT""",
         private="""
             DICOM_ACQUISITION_DATETIME DICOM_DATE_OF_LAST_CALIBRATION DICOM_DEVICE_SERIAL_NUMBER
             DICOM_TIME_OF_LAST_CALIBRATION DICOM_DERIVATION_DESCRIPTION PIM_DP_UFS_BARCODE
-            PIM_DP_SOURCE_FILE PIM_DP_IMAGE_DATA PIIM_DP_SCANNER_OPERATOR_ID
-            """,
+            PIM_DP_SOURCE_FILE PIM_DP_IMAGE_DATA PIIM_DP_SCANNER_OPERATOR_ID""",
     ),
     "ventana": Section(
         numbers="""
             Magnification ScanRes ScanWhitePoint Z-layers Z-spacing FocusQuality Gamma Sharpness
-            Contrast Brightness ShowLabel LabelBoundary regions
-            """,
+            Contrast Brightness ShowLabel LabelBoundary regions""",
         texts="ScannerModel BuildVersion ScanMode Mode FocusMode",
         private="""
-            Barcode1D Barcode2D UserName SlideAnnotation JP2FileName BuildDate UnitNumber
-            """,
+            Barcode1D Barcode2D UserName SlideAnnotation JP2FileName BuildDate UnitNumber""",
     ),
     "trestle": Section(
         numbers="ObjectivePower WhiteBalance ImageSize JPEGQuality OverlapsXY Exposure Gain",
         texts="BackgroundColor",
         private="Copyright User",
     ),
-    "huron": Section(
-        numbers="Resolution Objective Exposure Gain",
-        private="Barcode User Date",
-    ),
-    "argos": Section(
-        numbers="MinZ MaxZ ObjectiveMagnification",
-        private="Barcode",
-    ),
+    "huron": Section(numbers="Resolution Objective Exposure Gain", private="Barcode User Date"),
+    "argos": Section(numbers="MinZ MaxZ ObjectiveMagnification", private="Barcode"),
     "mirax": Section(
         numbers="""
             SLIDE_VERSION CURRENT_SLIDE_VERSION IMAGENUMBER_X IMAGENUMBER_Y OBJECTIVE_MAGNIFICATION
@@ -161,23 +141,19 @@ SECTIONS = {
             HIER_0_COUNT NONHIER_COUNT NONHIER_0_COUNT FILE_COUNT OVERLAP_X OVERLAP_Y
             MICROMETER_PER_PIXEL_X MICROMETER_PER_PIXEL_Y IMAGE_FILL_COLOR_BGR DIGITIZER_WIDTH
             DIGITIZER_HEIGHT IMAGE_CONCAT_FACTOR IMAGE_COMPRESSION_FACTOR EXPOSURE_TIME
-            FILTER_COLOR_R FILTER_COLOR_G FILTER_COLOR_B DIGITAL_GAIN GAIN
-            """,
+            FILTER_COLOR_R FILTER_COLOR_G FILTER_COLOR_B DIGITAL_GAIN GAIN""",
         texts="""
             SLIDE_TYPE OBJECTIVE_NAME CAMERA_TYPE COMPRESSION SCANNER_HARDWARE_VERSION
             SCANNER_SOFTWARE_VERSION IMAGE_FORMAT FILTER_NAME INDEXFILE FILE_0 HIER_0_NAME
             HIER_0_SECTION HIER_0_VAL_0 HIER_0_VAL_0_SECTION NONHIER_0_NAME NONHIER_0_SECTION
             NONHIER_0_VAL_0 NONHIER_0_VAL_0_SECTION THUMBNAIL_IMAGE_TYPE BARCODE_IMAGE_TYPE
-            PREVIEW_IMAGE_TYPE
-            """,
+            PREVIEW_IMAGE_TYPE""",
         groups="""
             GENERAL HIERARCHICAL DATAFILE LAYER_0_SECTION LAYER_0_LEVEL_0_SECTION
-            NONHIERLAYER_0_SECTION NONHIERLAYER_0_LEVEL_0_SECTION
-            """,
+            NONHIERLAYER_0_SECTION NONHIERLAYER_0_LEVEL_0_SECTION""",
         private="""
             SLIDE_ID SLIDE_NAME PROJECT_NAME SLIDE_CREATIONDATETIME SLIDE_UTC_CREATIONDATETIME
-            BARCODE_VALUE
-            """,
+            BARCODE_VALUE""",
     ),
     "dicom": Section(
         numbers="""
@@ -193,8 +169,7 @@ SECTIONS = {
             Rows SamplesPerPixel SeriesNumber SliceThickness SpacingBetweenSlices
             SpecimenLabelInImage TotalPixelMatrixColumns TotalPixelMatrixFocalPlanes
             TotalPixelMatrixRows XOffsetInSlideCoordinateSystem YOffsetInSlideCoordinateSystem
-            ZOffsetInSlideCoordinateSystem DistanceBetweenFocalPlanes
-            """,
+            ZOffsetInSlideCoordinateSystem DistanceBetweenFocalPlanes""",
         texts="""
             DimensionOrganizationType DimensionDescriptionLabel FocusMethod FrameType
             IlluminationColor ImageType ImplementationClassUID ImplementationVersionName
@@ -214,16 +189,14 @@ SECTIONS = {
             ImagePathFilterTypeStackCodeSequence.CodeValue
             ImagePathFilterTypeStackCodeSequence.CodingSchemeDesignator
             ContainerTypeCodeSequence.CodeMeaning ContainerTypeCodeSequence.CodeValue
-            ContainerTypeCodeSequence.CodingSchemeDesignator
-            """,
+            ContainerTypeCodeSequence.CodingSchemeDesignator""",
         groups="""
             AcquisitionContextSequence ContainerTypeCodeSequence DimensionIndexSequence
             DimensionOrganizationSequence IlluminationColorCodeSequence
             IlluminationTypeCodeSequence ImagePathFilterTypeStackCodeSequence LensesCodeSequence
             LightPathFilterTypeStackCodeSequence OpticalPathSequence PixelMeasuresSequence
             SharedFunctionalGroupsSequence TotalPixelMatrixOriginSequence
-            WholeSlideMicroscopyImageFrameTypeSequence PixelValueTransformationSequence
-            """,
+            WholeSlideMicroscopyImageFrameTypeSequence PixelValueTransformationSequence""",
         private="""
             AccessionNumber AcquisitionDateTime BarcodeValue ContainerIdentifier ContentDate
             ContentTime DeviceSerialNumber DimensionOrganizationUID FrameOfReferenceUID
@@ -233,8 +206,7 @@ SECTIONS = {
             OperatorsName PatientAge PatientBirthDate PatientComments PatientID PatientName
             PatientSex ReferringPhysicianName SeriesDescription SeriesInstanceUID SOPInstanceUID
             SpecimenDescriptionSequence StationName StudyDate StudyDescription StudyID
-            StudyInstanceUID StudyTime
-            """,
+            StudyInstanceUID StudyTime""",
     ),
     "zeiss": Section(
         numbers="""
@@ -244,8 +216,7 @@ SECTIONS = {
             NominalMagnification CalibratedMagnification TotalMagnification WorkingDistance
             RefractiveIndex PinholeSizeAiry SectionThickness Color CenterPosition ContourSize
             AcquisitionWidth AcquisitionHeight Gain Offset DigitalGain Zoom Increment Start CutIn
-            CutOut Attenuation
-            """,
+            CutOut Attenuation""",
         texts="""
             PixelType OriginalCompressionMethod OriginalEncodingQuality OriginalEncodingAlgorithm
             AcquisitionMode IlluminationType ContrastMethod Fluor Channel.Name Channel.Id
@@ -253,24 +224,21 @@ SECTIONS = {
             Manufacturer.Model Objective.Name Objective.Id Detector.Name Detector.Id
             Microscope.Name Microscope.Id LightSource.Name LightSource.Id Filter.Name Filter.Id
             FilterSet.Name FilterSet.Id Dichroic.Name Dichroic.Id Application.Name
-            Application.Version LightSourceType Microscope.Type Detector.Type Medium
-            """,
+            Application.Version LightSourceType Microscope.Type Detector.Type Medium""",
         groups="""
             Information Image Dimensions Channels Channel Z T S C M Scenes Scene Positions Interval
             Instrument Microscopes Microscope Objectives Objective Detectors Detector Filters
             Filter FilterSets FilterSet Dichroics Dichroic LightSources LightSource Manufacturer
             ObjectiveSettings DetectorSettings LightSourcesSettings LightSourceSettings
             IlluminationWavelength DetectionWavelength Application Tracks Track ObjectiveRef
-            MicroscopeRef
-            """,
+            MicroscopeRef""",
         private="User Document AcquisitionDateAndTime Name Id Comment Description UserName",
     ),
     "olympus": Section(
         texts="Product_name Product_version Objective_name",
         private="""
             Document_name Document_file_path Document_note Document_author Document_company
-            Stack_name
-            """,
+            Stack_name""",
     ),
     "perkinelmer": Section(
         numbers="""
@@ -278,27 +246,23 @@ SECTIONS = {
             Max FactoryDefined HomeWavelength Wavelength Retardances TunableFilterEngaged dim V s_v
             Gain Offset Binning Bits FrameAverageCount MirrorImage RotateImage ROI
             EnableSaturationProtection JPEGQuality SampleIsTMA ScanEntireCoverslipRegion
-            Magnification PixelSizeMicrons Color
-            """,
+            Magnification PixelSizeMicrons Color""",
         texts="""
             AcquisitionSoftware ImageType InstrumentType CameraName CameraType Objective
             ObjectiveName Channels.Name Filter.Name Filter.FilterID Bands-i.Name FixedFilter.Name
             Manufacturer PartNumber BandNames-i Exposure-i AutoExposeType TunableFilterBandwidth
             OpalKitType Compression CoverslipThickness Mode BarcodeFormats ReadoutSpeed
             ScanFocusBand MsiFocusBand OverviewBand ScanColorTable-k ScanColorTable-v subtype ref
-            LensName Camera.Name Camera.Band
-            """,
+            LensName Camera.Name Camera.Band""",
         groups="""
             Channels Responsivity Filter ScanProfile root CameraSettings Camera MsiBands MsiBands-i
             ScanBands ScanBands-i ExcitedFilterPair FilterPair EmissionFilter ExcitationFilter
             BandNames FixedFilter Bands TransmissionBands TransmissionBands-i Bands-i
             WavelengthGroup TunableFilterStates TunableFilterStates-i Exposure MsiResolution
-            ScanResolution ScanColorTable
-            """,
+            ScanResolution ScanColorTable""",
         private="""
             Identifier SlideID Barcode ComputerName UserName OperatorName SampleDescription
-            StudyName ValidationCode Name Date
-            """,
+            StudyName ValidationCode Name Date""",
     ),
     "ome": Section(
         numbers="""
@@ -308,8 +272,7 @@ SECTIONS = {
             NominalMagnification CalibratedMagnification LensNA WorkingDistance RefractiveIndex
             Iris EmissionWavelength ExcitationWavelength PinholeSize Gain Voltage Offset Zoom
             AmplificationGain ReadOutRate Integration NDFilter Attenuation Wavelength Power
-            CorrectionCollar CutIn CutOut CutInTolerance CutOutTolerance Transmittance AxisCount
-            """,
+            CorrectionCollar CutIn CutOut CutInTolerance CutOutTolerance Transmittance AxisCount""",
         texts="""
             PhysicalSizeXUnit PhysicalSizeYUnit PhysicalSizeZUnit TimeIncrementUnit DimensionOrder
             Pixels.Type Pixels.PixelType Pixels.ID Channel.ID Channels.ID Channel.Name
@@ -321,32 +284,26 @@ SECTIONS = {
             FilterSet.ID Dichroic.ID LightSource.ID Laser.ID Arc.ID Filament.ID
             LightEmittingDiode.ID ObjectiveSettings.ID DetectorSettings.ID LightSourceSettings.ID
             Detector.Type Filter.Type Laser.Type Arc.Type Filament.Type Microscope.Type Image.ID
-            Compression schemaLocation LaserMedium
-            """,
+            Compression schemaLocation LaserMedium""",
         groups="""
             OME Image Pixels Channel Channels TiffData Plane Instrument Microscope Objective
             Detector Filter FilterSet Dichroic Laser Arc Filament LightEmittingDiode LightSource
             LightPath TransmittanceRange ObjectiveSettings DetectorSettings LightSourceSettings
-            ImagingEnvironment MetadataOnly BinData
-            """,
+            ImagingEnvironment MetadataOnly BinData""",
         private="""
             Name Creator Description AcquisitionDate Experimenter ExperimenterGroup Project Dataset
-            Plate Screen UUID StructuredAnnotations ROI SerialNumber LotNumber
-            """,
+            Plate Screen UUID StructuredAnnotations ROI SerialNumber LotNumber""",
     ),
     "ome-zarr": Section(
         numbers="""
             bioformats2raw_layout datasets.path scale translation active coefficient inverted start
-            end min max defaultT defaultZ multichannel
-            """,
+            end min max defaultT defaultZ multichannel""",
         texts="""
             version axes.name axes.type axes.unit coordinateTransformations.type channels.label
-            color family rdefs.model downscale.type multiscales.type
-            """,
+            color family rdefs.model downscale.type multiscales.type""",
         groups="""
             ome multiscales axes datasets coordinateTransformations omero channels window rdefs
-            metadata kwargs
-            """,
+            metadata kwargs""",
         private="name description id source plate well labels image-label method",
     ),
     "zarr": Section(),
@@ -356,8 +313,7 @@ SECTIONS = {
             mpp-x mpp-y objective-power level-count bounds-x bounds-y bounds-width bounds-height
             level0downsample level0width level0height level0tile-width level0tile-height icc-size
             associated_label_width associated_label_height associated_macro_width
-            associated_macro_height associated_thumbnail_width associated_thumbnail_height
-            """,
+            associated_macro_height associated_thumbnail_width associated_thumbnail_height""",
         texts="vendor background-color",
         private="comment quickhash-1 barcode",
     ),
@@ -368,19 +324,19 @@ PUNCTUATION = re.compile(r"[\W_]+")
 
 
 def normal(key: str) -> str:
-    """Return a name as the table's are compared: small letters, and ``0`` for numbers."""
+    """Normalize a name: lower case, no punctuation, ``0`` for numbers of up to three digits."""
     return PUNCTUATION.sub("", BOUNDED.sub("0", key)).casefold()
 
 
 def kind_of(section: str, parent: str, key: str) -> Kind | None:
-    """Return what a field holds; None if it isn't known.
+    """Return the kind of a field's value; None if the field is unknown.
 
     Parameters
     ----------
     section : str
-        The key of the outermost mapping, a vendor or ``"tiff"``; empty for that mapping's keys.
+        Key in the outermost mapping, a vendor or ``"tiff"``; empty for keys of that mapping itself.
     parent : str
-        The key of the mapping that holds the field, or of the list of such mappings.
+        Key of the mapping that holds the field, or of the list that holds that mapping.
     key : str
         The field's own key.
     """

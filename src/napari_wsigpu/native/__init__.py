@@ -1,6 +1,7 @@
-"""The native core: it reads tiles and decodes parts of them without the interpreter.
+"""The native core: read tiles and decode parts of them without the interpreter.
 
-The package works without it; tiles are then decoded by imagecodecs on threads, more slowly.
+The package works without the core, but more slowly: imagecodecs then decodes tiles in Python
+threads.
 """
 
 from __future__ import annotations
@@ -16,16 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.native.tables import (
-    FORMAT,
-    LEVEL,
-    MESSAGE_SIZE,
-    PART,
-    RANGE,
-    SCAN,
-    TILE,
-    VERSION,
-)
+from napari_wsigpu.native.tables import MESSAGE_SIZE, RECORDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,29 +28,28 @@ SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
 # Set to "off" to decode in Python even if the core is installed.
 SWITCH = "WSIGPU_NATIVE"
-RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN
 
 
 class Core:
-    """The functions of the library; every call releases the interpreter.
+    """The functions of the library; every call releases the GIL.
 
     Parameters
     ----------
     library : ctypes.CDLL
-        The library.
+        The core, as it was loaded.
 
     Raises
     ------
     OSError
-        If it is of another version than this package.
+        If it was built for another version of this package.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        sizes, jpeg = (c_int32 * 7)(), c_int32()
+        sizes, jpeg = (c_int32 * 8)(), c_int32()
         library.wsigpu_layout(sizes, ctypes.byref(jpeg))
         if [*sizes] != [record.itemsize for record in RECORDS]:
-            raise OSError("it was built for another version")
-        # libjpeg-turbo counts as 2001005 for 2.1.5.
+            raise OSError("it was built for another version of this package")
+        # LIBJPEG_TURBO_VERSION_NUMBER is 2001005 for version 2.1.5.
         parts = divmod(jpeg.value, 1_000_000), divmod(jpeg.value % 1_000_000, 1000)
         self.jpeg_version = f"{parts[0][0]}.{parts[1][0]}.{parts[1][1]}"
         self._read_tiles = library.wsigpu_read_tiles
@@ -80,10 +71,15 @@ class Core:
         self._read_ranges = library.wsigpu_read_ranges
         self._read_ranges.restype = c_int64
         self._read_ranges.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
+        self._compose = library.wsigpu_compose
+        self._compose.restype = None
+        self._compose.argtypes = [
+            c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32,
+        ]  # fmt: skip
 
     def read_tiles(
         self,
-        form: int,
+        tile_format: int,
         tiles: NDArray[Any],
         parts: NDArray[Any],
         *,
@@ -92,35 +88,35 @@ class Core:
         cancel: int | None = None,
         threads: int = 1,
     ) -> dict[int, str]:
-        """Read tiles, decode what their parts need, and paste it.
+        """Read tiles, decode the area that their parts need, and paste the parts.
 
         Parameters
         ----------
-        form : int
+        tile_format : int
             Address of a `FORMAT` record.
         tiles : ndarray of TILE
-            The tiles; sizes and statuses are written to it.
+            The tiles; receives their sizes and statuses.
         parts : ndarray of PART
-            Which rectangles of them go where.
+            The rectangles of the tiles and their targets.
         file : int
-            Descriptor of the file that holds the tiles.
+            Descriptor of the file with the tiles.
         memory : int, optional
-            Address that offsets of tiles count from, instead of a file.
+            Base address of the tiles' offsets, if the tiles are in memory instead of `file`.
         cancel : int, optional
-            Address of an int32; once it is not 0, no further tile is decoded.
+            Address of an int32; once it is nonzero, no further tile is decoded.
         threads : int
-            How many threads work, this one included.
+            Number of threads, including this one.
 
         Returns
         -------
         dict of int to str
-            The core's message about each tile that is not done, by index.
+            The core's message for each tile whose status is not DONE, by the tile's index.
         """
         messages = np.zeros(len(tiles) * MESSAGE_SIZE, np.uint8)
         failed = self._read_tiles(
             file,
             memory,
-            form,
+            tile_format,
             tiles.ctypes.data,
             len(tiles),
             parts.ctypes.data,
@@ -140,41 +136,42 @@ class Core:
         self,
         file: int,
         version: int | None,
-        form: int,
+        tile_format: int,
         level: int,
-        place: tuple[int, int, int, int],
+        area: tuple[int, int, int, int],
         target: NDArray[Any],
         tiles: NDArray[Any] | None = None,
     ) -> int:
-        """Read a small rectangle of a level in this thread.
+        """Read a small rectangle of a level in the calling thread.
 
         Parameters
         ----------
         file : int
             Descriptor of the file.
         version : int or None
-            Address of a `VERSION` record that the file is compared with.
-        form, level : int
+            Address of a `VERSION` record to compare with the file.
+        tile_format, level : int
             Addresses of a `FORMAT` and a `LEVEL` record.
-        place : tuple of int
+        area : tuple of int
             Left, top, width and height in pixels of the level.
         target : ndarray
-            Where its pixels go; rows may lie apart.
+            Receives the pixels; its rows need not be contiguous.
         tiles : ndarray of TILE, optional
-            Its tiles, row by row: memory that keeps them, or tiles that are HELD.
+            A record for each tile that the rectangle touches, row by row. The caller sets `keep`
+            in each record, and also the status and size of HELD tiles.
 
         Returns
         -------
         int
-            How many bytes were read; `UNPLANNED` if the read has to be planned by tiles, and
-            `CHANGED` if the file is another one.
+            Number of bytes read; `NEEDS_PLAN` if the caller must plan the read, or `CHANGED` if
+            the file no longer matches `version`.
         """
         count: int = self._read_region(
             file,
             version,
-            form,
+            tile_format,
             level,
-            *place,
+            *area,
             target.ctypes.data,
             target.strides[0],
             None if tiles is None else tiles.ctypes.data,
@@ -191,23 +188,23 @@ class Core:
         memory: int | None = None,
         threads: int = 1,
     ) -> bool:
-        """Read the scans of JPEG tiles that share a header, without it.
+        """Read the scans of JPEG tiles that share a header.
 
         Parameters
         ----------
         scans : ndarray of SCAN
-            The tiles, where their scans go, and the markers that replace EOI.
+            The tiles, the positions of their scans, and the markers that replace EOI.
         header : bytes
-            What each tile begins with.
+            The first bytes of every tile.
         target : int
-            Address that places count from.
+            Address that the positions of scans refer to.
         file, memory, threads
             As in `read_tiles`.
 
         Returns
         -------
         bool
-            Whether all tiles begin with the header, end with EOI and could be read.
+            Whether all tiles were read, start with the header and end with EOI.
         """
         data, count = scans.ctypes.data, len(scans)
         size = len(header)
@@ -221,19 +218,38 @@ class Core:
         file : int
             Descriptor of the file.
         ranges : ndarray of RANGE
-            What goes where.
+            The ranges and their positions in the buffer.
         target : int
             Address of the buffer.
         threads : int
-            How many threads read, this one included.
+            Number of threads, including this one.
 
         Returns
         -------
         bool
-            Whether the file gave all bytes.
+            Whether all bytes were read.
         """
         data = ranges.ctypes.data
         return not self._read_ranges(file, data, len(ranges), target, threads)
+
+    def compose(
+        self, planes: NDArray[Any], shades: NDArray[Any], target: NDArray[Any], threads: int = 1
+    ) -> None:
+        """Add the colors of channels, and write them as RGB pixels.
+
+        Parameters
+        ----------
+        planes : ndarray of PLANE
+            The channels; all have the size of the target.
+        shades : ndarray of uint8, shape (SHADES + 1,)
+            The sample to write for each sum.
+        target : ndarray of uint8, shape (height, width, 3)
+            Receives the pixels; C-contiguous.
+        threads : int
+            Number of threads, including this one.
+        """
+        data, size = planes.ctypes.data, target.shape[:2]
+        self._compose(data, len(planes), *size, shades.ctypes.data, target.ctypes.data, threads)
 
 
 def _is_off() -> bool:
@@ -241,11 +257,11 @@ def _is_off() -> bool:
 
 
 def _load() -> tuple[Core | None, str]:
-    """Return the core, or None and why it is missing."""
+    """Return the core and the version of libjpeg-turbo, or None and the reason."""
     if _is_off():
         return None, "WSIGPU_NATIVE is off"
     reason = "the package was installed without a C++ compiler or libjpeg-turbo's headers"
-    # In an editable install the library lies in site-packages, apart from the sources.
+    # In an editable install, the library is in site-packages and not with the sources.
     for folder in __path__:
         path = Path(folder) / FILE
         if path.is_file():
@@ -264,6 +280,6 @@ available = core is not None
 
 @cache
 def warn_if_missing() -> None:
-    """Log a warning, once per process, if the core is missing and was not switched off."""
+    """Log a warning once per process if the core is missing without being switched off."""
     if not available and not _is_off():
         logger.warning("Tiles are decoded in Python, more slowly: %s", reason)

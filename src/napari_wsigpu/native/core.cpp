@@ -1,9 +1,9 @@
-// Reads tiles and decodes the parts of them that regions show, without the interpreter.
+// Read tiles and decode the parts of them that regions need, without the interpreter.
 
 #include "core.h"
 
 #if defined(_WIN32)
-// Before jpeglib.h, which then leaves out the types that both define.
+// Must precede jpeglib.h, which then omits the types that both define.
 #define NOMINMAX
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -27,7 +27,7 @@
 #include <new>
 
 #include <jpeglib.h>
-// Behind jpeglib.h, which it needs.
+// Requires jpeglib.h.
 #include <jerror.h>
 
 #include "jpeg_markers.h"
@@ -35,12 +35,15 @@
 
 namespace {
 
-// Crops of libjpeg-turbo treat their edges as edges of the image, so chroma is smoothed as in the
-// whole tile only MARGIN pixels inside them; narrower crops than NARROWEST are not smoothed.
+// libjpeg-turbo treats the edges of a crop as edges of the image. Only pixels at least MARGIN
+// inside the crop have the same upsampled chroma as in the whole tile, and crops narrower than
+// NARROWEST are not smoothed at all.
 constexpr int MARGIN = 2, NARROWEST = 32;
-constexpr int64_t LARGEST_SCANNED = int64_t(1) << 36;  // bytes times samples, see `check_scans`
+// Encoded bytes times decoded samples. JPEGs of this size or more are left to Python, which checks
+// the number of their scans; see `UNCHECKED_SIZE` in `codecs/jpeg_tiles.py`.
+constexpr int64_t UNCHECKED_SIZE = int64_t(1) << 36;
 
-// Fill `target`; return how many bytes the file gave.
+// Read up to `size` bytes into `target`; return the number of bytes read.
 int64_t read_at(int file, uint8_t* target, int64_t size, int64_t offset) {
     int64_t done = 0;
     while (done < size) {
@@ -61,14 +64,15 @@ int64_t read_at(int file, uint8_t* target, int64_t size, int64_t offset) {
     return done;
 }
 
-// Memory that grows to the largest size asked for; its contents are lost when it does.
-// It is never aligned to 32 bytes: libjpeg-turbo writes pixels past the caches to memory that is,
-// and they are read again at once. Decoding then takes half as long again.
+// Buffer that grows to the largest requested size and loses its contents when it grows.
+// It is deliberately not aligned to 32 bytes: libjpeg-turbo writes to aligned memory with
+// non-temporal stores, which bypass the CPU caches, but the pixels are read back immediately.
+// Aligned memory makes decoding take 1.5 times as long.
 class Memory {
   public:
     ~Memory() { std::free(data_); }
 
-    uint8_t* of(int64_t size) {
+    uint8_t* reserve(int64_t size) {
         if (size_ < size) {
             std::free(data_);
             size_ = 0;
@@ -92,7 +96,7 @@ class Memory {
     int64_t size_ = 0;
 };
 
-// What a thread uses again for its next tile.
+// Buffers that a thread reuses for its next tile.
 struct Scratch {
     Memory encoded, pixels, row;
 };
@@ -120,15 +124,16 @@ int fail(char* message, int status, const char* text) {
     return status;
 }
 
-// Files name offsets and lengths, so they may be anything; libjpeg counts in `unsigned long`.
+// Offsets and lengths come from the file and may have any value. libjpeg counts bytes in `unsigned
+// long`, which has 32 bits on Windows.
 bool is_readable(const Tile& tile) {
     return tile.offset >= 0 && tile.length >= 0 && tile.length <= INT32_MAX;
 }
 
-// Whether pixels of `from` bytes can be pasted as pixels of `to` bytes.
+// Return whether pixels of `from` bytes can be pasted as pixels of `to` bytes.
 bool can_paste(int from, int to) { return from == to || (from == 3 && to == 4); }
 
-// The smallest rectangle that holds all parts of a tile.
+// Return the smallest rectangle that contains all parts of a tile.
 Box bounds(const Tile& tile, const Part* parts) {
     if (!tile.count) return Box{0, 0, 0, 0};
     Box box{INT32_MAX, INT32_MAX, 0, 0};
@@ -158,7 +163,7 @@ void copy_pixels(uint8_t* target, const uint8_t* source, int count, int from, in
     }
 }
 
-// Copy parts from decoded rows of which the first pixel is (left, top) of the tile.
+// Copy parts from decoded rows whose first pixel is (left, top) of the tile.
 void paste(const Tile& tile, const Part* parts, const uint8_t* pixels, int64_t pitch, int left,
            int top, int from, int to) {
     for (const Part* part = parts; part < parts + tile.count; ++part) {
@@ -172,22 +177,35 @@ void paste(const Tile& tile, const Part* parts, const uint8_t* pixels, int64_t p
 struct JpegError {
     jpeg_error_mgr base;
     std::jmp_buf jump;
+    int32_t warnings;  // bits of `Warning`
+    bool finishing;    // all pixels are decoded; the rest of the data is only checked
 };
 
 [[noreturn]] void on_error(j_common_ptr info) {
     std::longjmp(reinterpret_cast<JpegError*>(info->err)->jump, 1);
 }
 
-void on_message(j_common_ptr) {}  // libjpeg counts warnings; it need not print them
-
-// libjpeg shows gray for what is missing where it runs out of data, and only warns: that is damage.
-void on_trace(j_common_ptr info, int level) {
-    if (level < 0) ++info->err->num_warnings;
-    if (level < 0 && info->err->msg_code == JWRN_HIT_MARKER) info->err->error_exit(info);
+int32_t warning_of(int code) {
+    switch (code) {
+        case JWRN_HUFF_BAD_CODE: return BAD_CODE;
+        case JWRN_EXTRANEOUS_DATA: return EXTRANEOUS;
+        case JWRN_MUST_RESYNC: return RESYNC;
+        default: return OTHER;
+    }
 }
 
-// Decode the rectangle `box` of the image into rows of `pitch` bytes, through a row of scratch
-// memory if the crop of libjpeg is wider.
+void on_message(j_common_ptr) {}  // libjpeg counts warnings; don't print them
+
+// When the data end early, libjpeg fills the rest with gray and only warns; treat this as an error.
+void on_trace(j_common_ptr info, int level) {
+    if (level >= 0) return;
+    ++info->err->num_warnings;
+    reinterpret_cast<JpegError*>(info->err)->warnings |= warning_of(info->err->msg_code);
+    if (info->err->msg_code == JWRN_HIT_MARKER) info->err->error_exit(info);
+}
+
+// Decode the rectangle `box` of the image into rows of `pitch` bytes. libjpeg crops at iMCU
+// boundaries; if its crop is wider than the box, each row goes through scratch memory.
 void decode_box(jpeg_decompress_struct& info, Scratch& scratch, const Box& box, uint8_t* target,
                 int64_t pitch) {
     const int width = int(info.output_width);
@@ -195,14 +213,14 @@ void decode_box(jpeg_decompress_struct& info, Scratch& scratch, const Box& box, 
     right = std::min(width, std::max(right, left + NARROWEST));
     left = std::max(0, std::min(left, right - NARROWEST));
     JDIMENSION x = JDIMENSION(left), wide = JDIMENSION(right - left);
-    // The crop must not move the decoder into a narrower kind of chroma smoothing.
+    // jpeg_crop_scanline moves the left edge to an iMCU boundary and returns it in `x`.
     if (left > 0 || right < width) jpeg_crop_scanline(&info, &x, &wide);
     if (box.top > 0) jpeg_skip_scanlines(&info, JDIMENSION(box.top));
     const int pixel = info.output_components;
     const bool direct = int(x) == box.left && int(info.output_width) == box.right - box.left;
     const int64_t row_bytes = int64_t(info.output_width) * pixel;
     const int at_once = direct ? std::max(1, std::min(4, info.rec_outbuf_height)) : 1;
-    uint8_t* row = direct ? nullptr : scratch.row.of(row_bytes);
+    uint8_t* row = direct ? nullptr : scratch.row.reserve(row_bytes);
     JSAMPROW rows[4];
     for (int y = box.top; y < box.bottom;) {
         const int some = std::min(at_once, box.bottom - y);
@@ -216,7 +234,7 @@ void decode_box(jpeg_decompress_struct& info, Scratch& scratch, const Box& box, 
     }
 }
 
-// Choose the color space to decode to; false if the decoder in Python has to look at the tile.
+// Choose the output color space; return false if Python has to decode the tile.
 bool choose_color(jpeg_decompress_struct& info, const Format& format) {
     if (info.num_components != format.samples) return false;
     if (!can_paste(format.samples, format.pixel_bytes)) return false;
@@ -230,7 +248,7 @@ bool choose_color(jpeg_decompress_struct& info, const Format& format) {
     return known && format.samples == 3;
 }
 
-bool is_possible(const Format& format, const Tile& tile, int height, int width) {
+bool is_expected_size(const Format& format, const Tile& tile, int height, int width) {
     return (width == format.width && (height == format.height || height == tile.height)) ||
            (width == tile.width && height == tile.height);
 }
@@ -246,12 +264,18 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     error.base.error_exit = on_error;
     error.base.output_message = on_message;
     error.base.emit_message = on_trace;
-    // Below, no object with a destructor may be created: longjmp skips it.
+    error.warnings = 0;
+    error.finishing = false;
+    // No object with a destructor may be created below: longjmp would skip its destructor.
     if (setjmp(error.jump)) {
         char text[JMSG_LENGTH_MAX];
         error.base.format_message(reinterpret_cast<j_common_ptr>(&info), text);
         const bool ran_out = error.base.msg_code == JWRN_HIT_MARKER;
         jpeg_destroy_decompress(&info);
+        if (error.finishing) {
+            tile.warnings = error.warnings | OTHER;
+            return DONE;
+        }
         return fail(message, DAMAGED, ran_out ? "its JPEG data run out within a row" : text);
     }
     jpeg_create_decompress(&info);
@@ -263,15 +287,15 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     jpeg_read_header(&info, TRUE);
     const int height = int(info.image_height), width = int(info.image_width);
     const int64_t samples = int64_t(height) * width * format.samples;
-    const bool good = is_possible(format, tile, height, width) && choose_color(info, format) &&
-                (!tile.length || samples < LARGEST_SCANNED / tile.length);
+    const bool good = is_expected_size(format, tile, height, width) && choose_color(info, format) &&
+                (!tile.length || samples < UNCHECKED_SIZE / tile.length);
     Box box = bounds(tile, parts);
     if (!good || !is_inside(box, height, width)) {
         jpeg_destroy_decompress(&info);
         return fail(message, REFUSED, "");
     }
     if (tile.keep) info.out_color_space = format.samples == 1 ? JCS_GRAYSCALE : JCS_RGB;
-    // Coefficients of several scans are decoded completely in any case.
+    // libjpeg decodes all coefficients of a multi-scan JPEG anyway, so decode the whole image.
     const bool whole = tile.keep || jpeg_has_multiple_scans(&info);
     if (whole) box = Box{0, 0, width, height};
     try {
@@ -282,7 +306,7 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
         } else {
             const int64_t pitch = int64_t(box.right - box.left) * pixel;
             uint8_t* pixels =
-                tile.keep ? tile.keep : scratch.pixels.of(pitch * (box.bottom - box.top));
+                tile.keep ? tile.keep : scratch.pixels.reserve(pitch * (box.bottom - box.top));
             decode_box(info, scratch, box, pixels, pitch);
             paste(tile, parts, pixels, pitch, box.left, box.top, pixel, format.pixel_bytes);
         }
@@ -292,19 +316,23 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     }
     tile.height = height;
     tile.width = width;
-    tile.warnings = int32_t(error.base.num_warnings);
+    // Read a whole tile up to its EOI, so that libjpeg warns about bytes after the last block.
+    error.finishing = true;
+    if (tile.keep) jpeg_finish_decompress(&info);
+    tile.warnings = error.warnings;
     jpeg_destroy_decompress(&info);
     return DONE;
 }
 
-// Fill `target` with the bytes of a file, or of memory if it is not null.
+// Copy bytes from a file, or from `memory` if it is not null; return false if bytes are missing.
 bool fetch(int file, const uint8_t* memory, uint8_t* target, int64_t size, int64_t offset) {
     if (!memory) return read_at(file, target, size, offset) == size;
     std::memcpy(target, memory + offset, size_t(size));
     return true;
 }
 
-// Copy parts of an uncompressed tile; of a file, only their rows are read.
+// Copy parts of an uncompressed tile. Only the rows that they touch are read, unless the whole tile
+// is to be kept.
 int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, char* message) {
     const Format& format = call.format;
     const int pixel = format.samples * format.sample_bytes;
@@ -325,7 +353,7 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     if (call.memory && !tile.keep) {
         rows = call.memory + start;
     } else {
-        uint8_t* target = tile.keep ? tile.keep : scratch.pixels.of(size);
+        uint8_t* target = tile.keep ? tile.keep : scratch.pixels.reserve(size);
         if (!fetch(call.file, call.memory, target, size, start)) return fail(message, UNREAD, "");
         rows = target;
     }
@@ -351,7 +379,7 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     if (format.codec == RAW) return copy_raw(call, scratch, tile, parts, message);
     const uint8_t* data = call.memory + tile.offset;
     if (!call.memory) {
-        uint8_t* encoded = scratch.encoded.of(tile.length);
+        uint8_t* encoded = scratch.encoded.reserve(tile.length);
         if (read_at(call.file, encoded, tile.length, tile.offset) < tile.length)
             return fail(message, UNREAD, "");
         data = encoded;
@@ -368,7 +396,7 @@ int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* 
     const int64_t size = scan.length - header_size;
     bool read = false;
 #if defined(__linux__)
-    // One call instead of two; if it is cut short, those follow.
+    // One system call instead of two; after a short read, fall back to two.
     const iovec parts[] = {{begin, size_t(header_size)}, {target, size_t(size)}};
     read = !memory && preadv(file, parts, 2, scan.offset) == scan.length;
 #endif
@@ -381,8 +409,8 @@ int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* 
     return DONE;
 }
 
-// Whether a file is still the one that was described.
-bool is_of(int file, const Version* version) {
+// Return whether a file still has the status of `version`.
+bool is_unchanged(int file, const Version* version) {
 #if defined(_WIN32)
     (void)file;
     return !version;
@@ -404,14 +432,16 @@ bool is_of(int file, const Version* version) {
 #endif
 }
 
-// Python sets it while the call runs; an atomic integer has the layout of a plain one.
+// Python sets the flag while a call runs; an atomic integer has the layout of a plain one.
 bool is_cancelled(const int32_t* cancel) {
     static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t), "");
     return cancel &&
            reinterpret_cast<const std::atomic<int32_t>*>(cancel)->load(std::memory_order_relaxed);
 }
 
-void read_some(Call& call) {
+// Process tiles until none is left. Runs in several threads, which share only the atomic counters;
+// each tile and its message belong to the thread that took its index.
+void read_remaining(Call& call) {
     Scratch& scratch = scratch_of_thread;
     for (int64_t index; (index = call.next.fetch_add(1)) < call.count;) {
         Tile& tile = call.tiles[index];
@@ -431,6 +461,21 @@ void read_some(Call& call) {
     scratch.pixels.trim();
 }
 
+// Number of pixels of a row that are composed at a time, so that their sums stay in the L1 cache.
+constexpr int SPAN = 512;
+
+// Add the colors of one channel's samples to the sums of pixels, four floats each.
+template <typename Sample>
+void add_colors(const Plane& plane, const uint8_t* from, int64_t size, float* sums) {
+    for (int64_t x = 0; x < size; ++x, from += plane.pixel_pitch, sums += 4) {
+        Sample sample;
+        std::memcpy(&sample, from, sizeof(sample));
+        const int entry = std::min(std::max(int(sample) - plane.low, 0), plane.last);
+        for (int channel = 0; channel < 4; ++channel)
+            sums[channel] += plane.table[4 * entry + channel];
+    }
+}
+
 }  // namespace
 
 int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* format, Tile* tiles,
@@ -438,19 +483,19 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
                           int32_t threads) {
     Call call{file, memory, *format, tiles, count, parts, messages, cancel};
     const int helpers = int(std::min<int64_t>(threads, count)) - 1;
-    if (helpers > 0) Pool::shared().run([&call] { read_some(call); }, helpers);
-    else read_some(call);
+    if (helpers > 0) Pool::shared().run([&call] { read_remaining(call); }, helpers);
+    else read_remaining(call);
     return call.failed;
 }
 
 int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                            const Level* level, int64_t left, int64_t top, int64_t width,
                            int64_t height, uint8_t* target, int64_t pitch, Tile* tiles) {
-    if (!is_of(file, version)) return CHANGED;
+    if (!is_unchanged(file, version)) return CHANGED;
     const int64_t high = format->height, wide = format->width;
     if (left < 0 || top < 0 || width < 1 || height < 1 || left > level->width - width ||
         top > level->height - height)
-        return UNPLANNED;
+        return NEEDS_PLAN;
     const int64_t right = left + width, bottom = top + height;
     char message[MESSAGE_SIZE];
     int64_t bytes = 0;
@@ -461,7 +506,7 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
             const int64_t first_x = std::max(left, column * wide);
             const int64_t past_x = std::min(right, (column + 1) * wide);
             const int64_t index = row * level->columns + column;
-            if (row >= level->rows || column >= level->columns) return UNPLANNED;
+            if (row >= level->rows || column >= level->columns) return NEEDS_PLAN;
             const Part part{target + (first_y - top) * pitch +
                                 (first_x - left) * format->pixel_bytes,
                             pitch,
@@ -475,18 +520,18 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
             if (tile.status != HELD) {
                 tile.offset = level->offsets[index];
                 tile.length = level->lengths[index];
-                if (!tile.length) return UNPLANNED;
+                if (!tile.length) return NEEDS_PLAN;
                 tile.height = int32_t(std::min(high, level->height - row * high));
                 tile.width = int32_t(std::min(wide, level->width - column * wide));
             }
             Call call{file, nullptr, *format, &tile, 1, &part, message, nullptr};
-            read_some(call);
-            if (call.failed) return UNPLANNED;
+            read_remaining(call);
+            if (call.failed) return NEEDS_PLAN;
             bytes += tile.length;
             if (tiles) *tiles++ = tile;
         }
     }
-    return is_of(file, version) ? bytes : int64_t(CHANGED);
+    return is_unchanged(file, version) ? bytes : int64_t(CHANGED);
 }
 
 int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uint8_t* target,
@@ -522,8 +567,37 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
     return failed;
 }
 
-void wsigpu_layout(int32_t sizes[7], int32_t* jpeg_version) {
-    Pool::shared();  // now, so that no thread can fork while another one creates it
+void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
+                    const uint8_t* shades, uint8_t* target, int32_t threads) {
+    std::atomic<int64_t> next{0};
+    auto work = [&] {
+        float sums[4 * SPAN];
+        for (int64_t row; (row = next.fetch_add(1)) < height;) {
+            for (int64_t left = 0; left < width; left += SPAN) {
+                const int64_t size = std::min<int64_t>(SPAN, width - left);
+                std::fill(sums, sums + 4 * size, 0.0f);
+                for (int64_t index = 0; index < count; ++index) {
+                    const Plane& plane = planes[index];
+                    const uint8_t* from =
+                        plane.pixels + row * plane.row_pitch + left * plane.pixel_pitch;
+                    if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, sums);
+                    else add_colors<uint16_t>(plane, from, size, sums);
+                }
+                uint8_t* to = target + 3 * (row * width + left);
+                for (int64_t x = 0; x < size; ++x)
+                    for (int channel = 0; channel < 3; ++channel)
+                        *to++ = shades[int(std::min(sums[4 * x + channel], 1.0f) * SHADES + 0.5f)];
+            }
+        }
+    };
+    const int helpers = int(std::min<int64_t>(threads, height)) - 1;
+    if (helpers > 0) Pool::shared().run(work, helpers);
+    else work();
+}
+
+void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version) {
+    // Create the pool while the library is loaded, so that no thread can fork during its creation.
+    Pool::shared();
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);
     sizes[2] = sizeof(Part);
@@ -531,5 +605,6 @@ void wsigpu_layout(int32_t sizes[7], int32_t* jpeg_version) {
     sizes[4] = sizeof(Level);
     sizes[5] = sizeof(Version);
     sizes[6] = sizeof(Scan);
+    sizes[7] = sizeof(Plane);
     *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
 }

@@ -1,5 +1,5 @@
-// What Python and the core tell each other. `tables.py` describes the same records to NumPy, and
-// compares their sizes when it loads the library.
+// The interface between Python and the core. `tables.py` declares the same records for NumPy; the
+// loader compares their sizes.
 #pragma once
 
 #include <stdint.h>
@@ -14,17 +14,20 @@ extern "C" {
 
 enum Codec : int32_t { RAW = 0, JPEG = 1 };
 
-// The color space of a JPEG, as `Encoding.jpeg_color` names it.
+// Color space of a JPEG; see `Encoding.jpeg_color`.
 enum Color : int32_t { GRAY = 0, STORED = 1, YCBCR = 2, AUTO = 3 };
 
-// What became of a tile. The caller decodes a refused or damaged one in Python, which either
-// accepts it or reports why it cannot.
-// A tile that is HELD when the call starts was decoded before: `keep` has its pixels.
+// Status of a tile. The caller retries a refused or damaged tile in Python, which either decodes it
+// or reports the reason. A tile that is HELD when the call starts is already decoded in `keep`.
 enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4, HELD = 5 };
+
+// Bits of `Tile.warnings`: libjpeg's warnings about a JPEG that it decoded nevertheless. Bytes
+// after the last block are detected only in tiles that are decoded as a whole, into `keep`.
+enum Warning : int32_t { BAD_CODE = 1, EXTRANEOUS = 2, RESYNC = 4, OTHER = 8 };
 
 enum { MESSAGE_SIZE = 200 };
 
-// How the tiles of one level are encoded, and the pixels that the caller wants.
+// Encoding of the tiles of one level, and format of the pixels to paste.
 struct Format {
     const uint8_t* tables;  // JPEG tables that all tiles share, or null
     int64_t tables_size;
@@ -35,18 +38,19 @@ struct Format {
     int32_t reserved;
 };
 
-// One encoded tile. `height` and `width` are the part of it inside the level, to which some
-// writers cut tiles at the edges; the core replaces them by the size that it found. A tile
-// that is HELD has this size.
+// One encoded tile. On entry, `height` and `width` are the size of the tile's part inside the
+// level, since some writers crop tiles at the edges; on return, they are the decoded size. For a
+// HELD tile they are the size of the pixels in `keep`.
 struct Tile {
-    int64_t offset, length;  // in the file, or in memory
-    uint8_t* keep;           // memory for the whole tile, or null
-    int32_t first, count;    // its parts
+    int64_t offset, length;  // in the file or in memory, in bytes
+    uint8_t* keep;           // memory for the whole tile, owned by the caller; or null
+    int32_t first, count;    // range of the tile's parts
     int32_t height, width;
     int32_t status, warnings;
 };
 
-// A rectangle of a tile, and the address of its first pixel. `pitch` is in bytes.
+// A rectangle of a tile, and the address at which to paste its first pixel. `pitch` is the
+// target's, in bytes.
 struct Part {
     uint8_t* target;
     int64_t pitch;
@@ -58,42 +62,44 @@ struct Range {
     int64_t offset, place, size;
 };
 
-// Read tiles from a file (or from `memory`, if it is not null), decode what their parts need and
-// paste it. Returns the number of tiles whose status is not DONE; `messages` has MESSAGE_SIZE
-// bytes for each tile. A nonzero `cancel` stops the call before its next tile.
+// Read tiles from a file (or from `memory` if it is not null), decode the area that their parts
+// need, and paste the parts. Returns the number of tiles whose status is not DONE; `messages` has
+// MESSAGE_SIZE bytes per tile. A nonzero `*cancel` stops the call before its next tile.
 WSIGPU_API int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* format,
                                      Tile* tiles, int64_t count, const Part* parts, char* messages,
                                      const int32_t* cancel, int32_t threads);
 
-// Where the tiles of a level lie in the file, row by row, and the size of its image.
+// Byte ranges of the tiles of a level, row by row, and the size of the level in pixels.
 struct Level {
     const int64_t *offsets, *lengths;
     int64_t rows, columns, height, width;
 };
 
-// What the system said about a file when its slide was described; -1 for what it did not say.
+// File status when the slide was opened; -1 for unknown values.
 struct Version {
     int64_t size, modified_ns, changed_ns, inode;
 };
 
-// Why wsigpu_read_region read nothing: the caller has to plan the read, because a tile failed or
-// is missing or the rectangle leaves the image; or the file is not of `version` any more.
-enum : int64_t { UNPLANNED = -1, CHANGED = -2 };
+// Results of wsigpu_read_region on failure. NEEDS_PLAN: a tile failed or is missing, or the
+// rectangle extends beyond the image, so the caller must plan the read. CHANGED: the file differs
+// from `version`.
+enum : int64_t { NEEDS_PLAN = -1, CHANGED = -2 };
 
-// Read a small rectangle of a level in the calling thread. Returns the bytes read. The file is
-// checked before and after, unless `version` is null: asking the system from Python would take
-// the interpreter twice more. `tiles` is null, or has a record for each tile, row by row, of which
-// the caller sets `keep` and, if the tile is HELD, `status` and size.
+// Read a small rectangle of a level in the calling thread. Returns the number of bytes read. Unless
+// `version` is null, the file is compared with it before and after the read: calling fstat from
+// Python would acquire the GIL two more times. `tiles` is null or has a record per tile, row by
+// row, in which the caller sets `keep` and, for a HELD tile, also `status` and the size.
 WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                                       const Level* level, int64_t left, int64_t top,
                                       int64_t width, int64_t height, uint8_t* target,
                                       int64_t pitch, Tile* tiles);
 
-// Read ranges of a file into one buffer. Returns how many could not be read completely.
+// Read ranges of a file into one buffer. Returns the number of incomplete ranges.
 WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count,
                                       uint8_t* target, int32_t threads);
 
-// A JPEG tile whose scan goes to `place`, behind another one. `marker` replaces its EOI.
+// A JPEG tile whose scan is copied to `place` in the target. The caller joins several scans into
+// one tall JPEG, so `marker` replaces the EOI of each.
 struct Scan {
     int64_t offset, length, place;
     int32_t marker, status;
@@ -102,12 +108,31 @@ struct Scan {
 enum { LONGEST_HEADER = 4096 };
 
 // Read the scans of JPEG tiles that begin with the same header, of at most LONGEST_HEADER bytes.
-// Returns how many tiles are not DONE, because they begin or end otherwise or can't be read.
+// Returns the number of tiles that are not DONE: they don't start with the header, don't end with
+// EOI, or can't be read.
 WSIGPU_API int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans,
                                      int64_t count, const uint8_t* header, int64_t header_size,
                                      uint8_t* target, int32_t threads);
 
+// A channel to compose: samples of 1 or 2 bytes. `table` has four floats for each value from `low`
+// to `low + last`: red, green and blue in linear light, and padding. Values below and above
+// that range have the color of the first and the last entry, respectively.
+struct Plane {
+    const uint8_t* pixels;
+    int64_t row_pitch, pixel_pitch;  // in bytes
+    const float* table;
+    int32_t low, last;
+    int32_t sample_bytes, reserved;
+};
+
+enum { SHADES = 1 << 14 };
+
+// Add the colors of channels, and write RGB pixels. `shades` has SHADES + 1 bytes: the sample to
+// write for each sum from 0 to 1, in steps of 1 / SHADES.
+WSIGPU_API void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
+                               const uint8_t* shades, uint8_t* target, int32_t threads);
+
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
-WSIGPU_API void wsigpu_layout(int32_t sizes[7], int32_t* jpeg_version);
+WSIGPU_API void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version);
 
 }  // extern "C"

@@ -1,17 +1,17 @@
-// What the markers of a JPEG reveal before it is decoded. `codecs/jpeg.py:end_of_image` is the same
-// rule in Python; tests/native/test_core.py compares them.
+// Check the markers of a JPEG before decoding. `codecs/jpeg.py:end_of_image` implements the same
+// rules in Python; tests/native/test_core.py compares the two.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-// Reads the segments of a JPEG (ISO/IEC 10918-1, annex B), and the markers within its scans.
+// Parses the segments of a JPEG (ITU-T T.81, annex B) and the restart markers in its scans.
 class JpegMarkers {
   public:
-    // Where the JPEG ends, behind its EOI, whatever follows; -1 if `damage` says what is wrong.
+    // Return the position after the EOI of the JPEG; -1 if it is damaged, see `damage`.
     int64_t end(const uint8_t* tables, int64_t tables_size, const uint8_t* data, int64_t size) {
-        // What the shared tables lack or get wrong shows at the scan that needs it.
+        // Ignore defects of the shared tables here: `check_scan` reports tables that are missing.
         if (tables_size) read(tables, tables_size, true);
         damage = nullptr;
         interval_ = 0;
@@ -22,7 +22,7 @@ class JpegMarkers {
 
   private:
     struct Component {
-        int id, across, down, quanta;
+        int id, across, down, quantization;
     };
 
     int64_t fail(const char* reason) {
@@ -32,9 +32,10 @@ class JpegMarkers {
 
     int64_t early() { return fail("its JPEG data end early"); }
 
-    static int64_t number(const uint8_t* data) { return data[0] << 8 | data[1]; }
+    static int64_t read_uint16(const uint8_t* data) { return data[0] << 8 | data[1]; }
 
-    // The position of the byte that follows 0xFF, and fill bytes, at or behind `at`; `size` if none.
+    // Return the position of the first code byte after 0xFF and fill bytes (B.1.1.2), searching
+    // from `at`; `size` if there is none.
     static int64_t marker(const uint8_t* data, int64_t size, int64_t at) {
         if (at >= size) return size;
         const void* found = std::memchr(data + at, 0xFF, size_t(size - at));
@@ -45,7 +46,7 @@ class JpegMarkers {
     }
 
     int64_t read(const uint8_t* data, int64_t size, bool only_tables) {
-        if (size < 2 || data[0] != 0xFF || data[1] != 0xD8) return fail("it is no JPEG");
+        if (size < 2 || data[0] != 0xFF || data[1] != 0xD8) return fail("it is not a JPEG");
         bool scanned = false;
         for (int64_t at = 2;;) {
             at = marker(data, size, at);
@@ -56,59 +57,61 @@ class JpegMarkers {
                 return at;
             }
             if (code <= 1 || (code >= 0xD0 && code <= 0xD7)) continue;
-            if (code == 0xD8) return fail("its JPEG begins twice");
+            if (code == 0xD8) return fail("it has two start markers");
             if (at + 2 > size) return early();
-            const int64_t next = at + number(data + at);
+            const int64_t next = at + read_uint16(data + at);
             if (next < at + 2) return fail("a segment of its JPEG is damaged");
             if (next > size) return early();
             const uint8_t* content = data + at + 2;
             const int64_t length = next - at - 2;
             at = next;
-            if (code == 0xDB) read_quanta(content, length);
+            if (code == 0xDB) read_quantization(content, length);
             if (code == 0xC4) read_huffman(content, length);
-            if (code == 0xDD && length >= 2) interval_ = number(content);
+            if (code == 0xDD && length >= 2) interval_ = read_uint16(content);
             if (code >= 0xC0 && code <= 0xCF && code != 0xC4 && code != 0xC8 && code != 0xCC &&
                 !read_frame(code, content, length))
                 return -1;
             if (code != 0xDA) continue;
             const int64_t intervals = check_scan(content, length);
             if (intervals < 0) return -1;
-            at = behind_scan(data, size, at, intervals);
+            at = end_of_scan(data, size, at, intervals);
             if (at < 0) return -1;
             scanned = true;
         }
     }
 
-    // Whether a table is whole is for libjpeg to say.
-    void read_quanta(const uint8_t* content, int64_t length) {
+    // Record which quantization tables are defined (DQT, B.2.4.1); libjpeg checks their contents.
+    void read_quantization(const uint8_t* content, int64_t length) {
         while (length > 64) {
             const int64_t size = std::min<int64_t>(length, 1 + 64 * (1 + (content[0] > 15)));
-            quanta_ |= 1 << (content[0] & 15);
+            quantization_ |= 1 << (content[0] & 15);
             content += size;
             length -= size;
         }
     }
 
+    // Record which DC and AC Huffman tables are defined (DHT, B.2.4.2).
     void read_huffman(const uint8_t* content, int64_t length) {
         while (length > 16) {
             int64_t size = 17;
             for (int i = 1; i < 17; ++i) size += content[i];
             size = std::min(length, size);
             const int bit = 1 << (content[0] & 15), kind = content[0] >> 4;
-            first_ |= kind == 0 ? bit : 0;
-            other_ |= kind == 1 ? bit : 0;
+            dc_ |= kind == 0 ? bit : 0;
+            ac_ |= kind == 1 ? bit : 0;
             content += size;
             length -= size;
         }
     }
 
+    // Read a frame header (SOF, B.2.2).
     bool read_frame(int code, const uint8_t* content, int64_t length) {
         if (frame_) return fail("its JPEG has several frames"), false;
         if (length < 6 || !content[5] || length != 6 + 3 * content[5])
             return fail("a segment of its JPEG is damaged"), false;
         frame_ = code;
-        height_ = number(content + 1);
-        width_ = number(content + 3);
+        height_ = read_uint16(content + 1);
+        width_ = read_uint16(content + 3);
         for (int i = 0; i < content[5]; ++i) {
             const uint8_t* each = content + 6 + 3 * i;
             components_[i] = Component{each[0], each[1] >> 4, each[1] & 15, each[2] & 15};
@@ -119,7 +122,8 @@ class JpegMarkers {
         return true;
     }
 
-    // How many restart intervals a scan has, 0 if they are not counted; -1 if it is damaged.
+    // Check a scan header (SOS, B.2.3). Return the number of restart intervals in the scan, 0 if
+    // it has none or the height is unknown; -1 if it is damaged.
     int64_t check_scan(const uint8_t* content, int64_t length) {
         if (!frame_) return fail("its JPEG has no frame");
         if (length < 6 || length != 4 + 2 * content[0])
@@ -133,10 +137,10 @@ class JpegMarkers {
                 if (components_[k].id == named[0]) found = &components_[k];
             if (!found || !found->across || !found->down)
                 return fail("a segment of its JPEG is damaged");
-            // Without any, libjpeg takes those of K.3, as for frames of Motion JPEG.
-            const bool coded = ((first_ >> (named[1] >> 4) & other_ >> (named[1] & 15)) & 1) ||
-                               !(first_ | other_);
-            if ((huffman && !coded) || (!lossless && !(quanta_ >> found->quanta & 1)))
+            // If a JPEG has no Huffman tables at all, libjpeg uses those of K.3 (Motion JPEG).
+            const bool coded = ((dc_ >> (named[1] >> 4) & ac_ >> (named[1] & 15)) & 1) ||
+                               !(dc_ | ac_);
+            if ((huffman && !coded) || (!lossless && !(quantization_ >> found->quantization & 1)))
                 return fail("tables of its JPEG are missing");
             last = found;
         }
@@ -144,15 +148,16 @@ class JpegMarkers {
         const int64_t side = lossless ? 1 : 8;
         const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
         int64_t wide = parts(width_, side * across_), high = parts(height_, side * down_);
-        if (content[0] == 1) {  // a unit is one block of this component, A.2.2
+        if (content[0] == 1) {  // not interleaved: an MCU is one block (A.2.2)
             wide = parts(parts(width_ * last->across, across_), side);
             high = parts(parts(height_ * last->down, down_), side);
         }
         return parts(wide * high, interval_);
     }
 
-    // Where the first marker behind a scan is that is no restart; -1 if restarts are not in order.
-    int64_t behind_scan(const uint8_t* data, int64_t size, int64_t at, int64_t intervals) {
+    // Return the position of the marker that ends a scan, the first that is not a restart marker;
+    // -1 if there is none, or if restart markers are missing or out of order.
+    int64_t end_of_scan(const uint8_t* data, int64_t size, int64_t at, int64_t intervals) {
         for (int64_t restarts = 0;;) {
             at = marker(data, size, at);
             if (at >= size) return early();
@@ -171,6 +176,6 @@ class JpegMarkers {
 
     Component components_[255];
     int frame_ = 0, count_ = 0, across_ = 1, down_ = 1;
-    int first_ = 0, other_ = 0, quanta_ = 0;
+    int dc_ = 0, ac_ = 0, quantization_ = 0;
     int64_t height_ = 0, width_ = 0, interval_ = 0;
 };

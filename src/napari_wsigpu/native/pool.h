@@ -1,4 +1,4 @@
-// Threads that help the calling thread with a job; shared by all calls of the process.
+// Pool of threads that help the calling thread with a job; one per process.
 #pragma once
 
 #include <condition_variable>
@@ -16,8 +16,8 @@
 
 class Pool {
   public:
-    // Run `work` in this thread and in up to `helpers` others; return when all have left it.
-    // `work` is called once per thread and takes items from a counter of its own.
+    // Run `work` in this thread and in up to `helpers` others; return once all of them are done.
+    // `work` is called once per thread and takes its items from an atomic counter.
     void run(const std::function<void()>& work, int helpers) {
         Job job{work, helpers, 0};
         if (helpers > 0) {
@@ -29,15 +29,16 @@ class Pool {
         work();
         if (helpers > 0) {
             std::unique_lock<std::mutex> lock(mutex_);
-            // Helpers that have not started yet would find nothing to do.
+            // `job` lives on this stack: withdraw it from helpers that have not started, and wait
+            // for those that have.
             for (auto it = queue_.begin(); it != queue_.end(); ++it)
                 if (*it == &job) { queue_.erase(it); break; }
-            left_.wait(lock, [&] { return job.active == 0; });
+            finished_.wait(lock, [&] { return job.active == 0; });
         }
     }
 
     static Pool& shared() {
-        // Never destroyed: detached threads may wait in it while the process ends.
+        // Never destroyed: detached threads may still wait in it while the process exits.
         static Pool* pool = [] {
 #if !defined(_WIN32)
             pthread_atfork(nullptr, nullptr, [] { current() = new Pool; });
@@ -50,20 +51,22 @@ class Pool {
 
   private:
     enum { MOST = 256 };
+    // `openings` counts the helpers that may still start, `active` those that are at work.
     struct Job {
         const std::function<void()>& work;
         int openings, active;
     };
 
     static Pool*& current() {
-        static Pool* pool = nullptr;  // a forked child replaces it: threads don't survive fork
+        static Pool* pool = nullptr;  // replaced in a forked child: threads don't survive fork
         return pool;
     }
 
-    // Start a thread; false if the system gives no more, and the job has fewer helpers.
+    // Start a thread. Return false if the system refuses; the job then has fewer helpers.
     bool start() {
 #if !defined(_WIN32)
-        // Signals are for the threads of Python, but a crash is reported where it happens.
+        // Block signals, so that only Python's threads handle them. The signals of a crash stay
+        // unblocked: faulthandler must receive them in the thread that crashed.
         sigset_t signals, before;
         sigfillset(&signals);
         for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, crash);
@@ -91,12 +94,12 @@ class Pool {
             lock.unlock();
             job->work();
             lock.lock();
-            if (--job->active == 0) left_.notify_all();
+            if (--job->active == 0) finished_.notify_all();
         }
     }
 
-    std::mutex mutex_;  // guards all below and the fields of queued jobs
-    std::condition_variable wake_, left_;
+    std::mutex mutex_;  // guards all fields below and those of queued jobs
+    std::condition_variable wake_, finished_;
     std::deque<Job*> queue_;
     int threads_ = 0;
 };

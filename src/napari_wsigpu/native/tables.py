@@ -1,4 +1,4 @@
-"""The records of `core.h`, for NumPy."""
+"""NumPy dtypes of the records in `core.h`; the loader compares their sizes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,7 @@ LEVEL = np.dtype(
     ]
 )
 VERSION = np.dtype(
-    [
-        ("size", np.int64),
-        ("modified_ns", np.int64),
-        ("changed_ns", np.int64),
-        ("inode", np.int64),
-    ]
+    [("size", np.int64), ("modified_ns", np.int64), ("changed_ns", np.int64), ("inode", np.int64)]
 )
 SCAN = np.dtype(
     [
@@ -69,11 +64,28 @@ SCAN = np.dtype(
         ("status", np.int32),
     ]
 )
-# What reading a region returns instead of a number of bytes.
-UNPLANNED, CHANGED = -1, -2
+PLANE = np.dtype(
+    [
+        ("pixels", np.uint64),
+        ("row_pitch", np.int64),
+        ("pixel_pitch", np.int64),
+        ("table", np.uint64),
+        ("low", np.int32),
+        ("last", np.int32),
+        ("sample_bytes", np.int32),
+        ("reserved", np.int32),
+    ]
+)
+RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE
+# Results of `read_region` other than a number of bytes.
+NEEDS_PLAN, CHANGED = -1, -2
 
-# Values of the enumerations.
+# Values of the enumerations in `core.h`.
 RAW, JPEG = 0, 1
 COLORS = {"gray": 0, "stored": 1, "ycbcr": 2, "auto": 3}
 DONE, DAMAGED, REFUSED, UNREAD, CANCELLED, HELD = range(6)
+# Bits of a tile's `warnings`, and the codes shown to users.
+WARNINGS = {1: "bad-huffman-code", 2: "extraneous-bytes", 4: "restart-lost", 8: "other"}
 MESSAGE_SIZE = 200
+# Number of steps of a sum in `compose`.
+SHADES = 1 << 14

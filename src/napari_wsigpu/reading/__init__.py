@@ -1,1 +1,1 @@
-"""From regions to pixels: plans, what carries them out, caches, levels and batches."""
+"""Turn regions into pixels: plans, the executor and its backends, caches, levels and batches."""

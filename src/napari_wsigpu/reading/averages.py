@@ -1,82 +1,83 @@
-"""`Averages`: tiles that no file holds, and what of the finer level each is the average of."""
+"""`Averages`: compute tiles missing from the file by averaging the finer level."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.mosaic import touches
-from napari_wsigpu.reading.plan import Regions, tile_rect
+from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Array, Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 
+# Bytes of finer pixels in a group.
 GROUP_BYTES = 64 << 20
 
 
 class Group(NamedTuple):
-    """Tiles that are averaged at a time.
+    """Tiles that are averaged together.
 
     Attributes
     ----------
     level : int
         Number of the finer level.
     tiles : list of int
-        Their indices in the plan.
+        Indices of the tiles in the plan.
     pixels : list of ndarray
-        Where the finer pixels of each go; background already where the file holds none.
+        Buffer for the finer pixels of each tile, already filled with background if the file
+        holds none of them.
     held : Regions
-        What of the finer level is to be read.
+        Regions of the finer level to read.
     held_pixels : list of ndarray
-        Where each of these regions goes.
+        The buffer of each of these regions.
     """
 
     level: int
     tiles: list[int]
-    pixels: list[NDArray[Any]]
+    pixels: list[Array]
     held: Regions
-    held_pixels: list[NDArray[Any]]
+    held_pixels: list[Array]
 
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """Averages tiles of one slide's images.
+    """Computes tiles of one slide's images from finer levels.
 
     Parameters
     ----------
     parts : SlideParts
         The slide.
-    region_memory, tile_memory
-        Where finer pixels and averaged tiles are kept.
+    region_memory : RegionMemory
+        Provides buffers for finer pixels.
+    tile_memory : TileMemory
+        Provides buffers for averaged tiles.
     """
 
     _parts: SlideParts
     _regions: RegionMemory
     _tiles: TileMemory
 
-    def groups(
-        self, number: int, places: NDArray[np.int64], tiles: NDArray[np.int64]
-    ) -> Iterator[Group]:
-        """Yield so many tiles as fit into memory with what they average.
+    def groups(self, number: int, places: Integers, tiles: Integers) -> Iterator[Group]:
+        """Yield groups of tiles whose finer pixels fit into `GROUP_BYTES`, or of one tile.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         places : ndarray of int64, shape (tiles, 2)
             Row and column of all tiles of a plan.
         tiles : ndarray of int64
-            Indices of those to average.
+            Indices of the tiles to average.
         """
         image = self._parts.images[number]
         pixel = image.channels * image.dtype.itemsize
@@ -95,47 +96,50 @@ class Averages:
         if group:
             yield self._group(number, group, rects)
 
-    def tile(self, number: int, place: NDArray[np.int64], pixels: NDArray[Any]) -> NDArray[Any]:
-        """Return a tile, cut to the image, from the finer pixels below it.
+    def tile(self, number: int, place: Integers, pixels: Array) -> Array:
+        """Average the finer pixels under a tile; return the tile, cropped to the image.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         place : ndarray of int64, shape (2,)
             Row and column of the tile.
         pixels : ndarray, shape (height, width, channels)
-            Of the finer level.
+            Pixels of the finer level.
         """
         image = self._parts.images[number]
-        rect = tile_rect(image, *place.tolist())
+        rect = image.tile_rect(*place.tolist())
         shape = (rect.height, rect.width, image.channels)
-        memory = self._tiles.take(int(np.prod(shape)) * image.dtype.itemsize)
+        memory = self._tiles.allocate(int(np.prod(shape)) * image.dtype.itemsize)
         tile = memory.view(image.dtype).reshape(shape)
         if not pixels.size:
             tile[...] = self._parts.layout.background
             return tile
         down, across = self._factors(number)
         if image.categorical:
-            average = pixels[::down, ::across]
+            average = pixels[::down, ::across]  # the mean of two labels would be a third label
         else:
             average = area_average(pixels, down, across)
+        # The level may extend beyond the area that the finer level covers.
         tile[: average.shape[0], : average.shape[1]] = average
         tile[average.shape[0] :] = self._parts.layout.background
         tile[: average.shape[0], average.shape[1] :] = self._parts.layout.background
         return tile
 
     def _below(self, number: int, row: int, column: int) -> Rect:
-        """Return what of the finer level a tile averages."""
+        """Return the rectangle of the finer level that lies under a tile."""
         finer = self._parts.images[self._parts.finer[number]]
         down, across = self._factors(number)
-        rect = tile_rect(self._parts.images[number], row, column)
+        rect = self._parts.images[number].tile_rect(row, column)
+        # The factors are rounded, so the rectangle may exceed the finer level.
         top, left = min(rect.top * down, finer.height), min(rect.left * across, finer.width)
         height = min(rect.height * down, finer.height - top)
         width = min(rect.width * across, finer.width - left)
         return Rect(top, left, height, width)
 
     def _group(self, number: int, tiles: list[int], rects: list[Rect]) -> Group:
+        """Allocate the buffers of a group; `rects` are the finer rectangles under its tiles."""
         level = self._parts.finer[number]
         image = self._parts.images[level]
         pixels, held, held_pixels = [], [], []
@@ -150,7 +154,7 @@ class Averages:
         return Group(level, tiles, pixels, Regions.of(held), held_pixels)
 
     def _is_blank(self, number: int, rect: Rect) -> bool:
-        """Whether neither this level nor a finer one holds any tile of a region."""
+        """Return whether neither this level nor a finer one holds any tile of a region."""
         if not rect.height or not rect.width:
             return True
         image = self._parts.images[number]
@@ -170,5 +174,5 @@ class Averages:
 
 
 def factors(image: LevelLayout, finer: LevelLayout) -> tuple[int, int]:
-    """Return how many rows and columns of the finer level become one."""
+    """Return how many rows and columns of the finer level one pixel averages."""
     return max(1, round(finer.height / image.height)), max(1, round(finer.width / image.width))

@@ -1,4 +1,4 @@
-"""Batches of regions, read ahead of the one who asks for them."""
+"""Read batches of regions ahead of the caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,118 +23,119 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
+Batch = TypeVar("Batch")
 
-MOST_THREADS = 64
-# What batches may hold that are ready or being read, the one that is handed out included.
+MAX_THREADS = 64
+# Bytes of all batches that are ready or being read, including the caller's batch.
 AHEAD_BYTES = 1 << 30
 
 
-class Together(NamedTuple):
-    """How batches are read by one call, as a GPU needs more tiles than a small batch has.
+class Grouping(NamedTuple, Generic[Batch]):
+    """How one call reads several batches: a GPU needs more tiles than a small batch has.
 
     Attributes
     ----------
     most : int
-        How many of them, at most.
+        Largest number of batches per call.
     cut : callable
-        ``cut(regions, begin, end)``: a batch, from what is read of all regions.
+        ``cut(regions, start, stop)`` returns one batch from the regions that the call read.
     """
 
     most: int
-    cut: Callable[[Any, int, int], Any]
-
-
-APART = Together(1, lambda regions, begin, end: regions)
+    cut: Callable[[Batch, int, int], Batch]
 
 
 def read_ahead(
-    read: Callable[[list[Item], Cancellation], Any],
+    read: Callable[[list[Item], Cancellation], Batch],
     locations: Iterable[Item],
     *,
     batch_size: int | None,
     num_workers: int,
     prefetch_factor: int,
     batch_bytes: int = 0,
-    together: Together = APART,
+    grouping: Grouping[Batch] | None = None,
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
-) -> Generator[Any, None, None]:
-    """Read batches of regions in order, or in shuffled order, ahead of the caller.
+) -> Generator[Batch, None, None]:
+    """Read batches of regions ahead of the caller, in order or shuffled.
 
     Parameters
     ----------
     read : callable
-        Reads the regions at the locations of a batch, and stops if its `Cancellation` says so.
+        ``read(locations, cancellation)`` reads the regions of a batch.
     locations, batch_size, num_workers, prefetch_factor, shuffle, seed, drop_last
         As in `Slide.read_regions`; without a batch size, a batch has one location.
     batch_bytes : int
-        Memory of a batch: fewer are read ahead than asked if they would take more than
-        `AHEAD_BYTES`, but always one.
-    together : Together
-        How many of the batches that are read ahead one call reads.
+        Bytes of a batch. Batches read ahead are limited to `AHEAD_BYTES` in total, or to one batch
+        if that is larger.
+    grouping : Grouping, optional
+        How one call reads several of the batches; by default, each call reads one.
 
     Yields
     ------
-    array
-        What `read` returns.
+    object
+        The result of `read` for each batch.
 
     Raises
     ------
     RegionError
-        If a number is not a whole one of at least 0 (`batch_size`: 1).
+        If an argument has the wrong type or is too small.
     """
     smallest = {"num_workers": (num_workers, 0), "prefetch_factor": (prefetch_factor, 0)}
     if batch_size is not None:
         smallest["batch_size"] = (batch_size, 1)
     for name, (value, least) in smallest.items():
         if not isinstance(value, int | np.integer) or value < least:
-            raise RegionError(f"{name} is {value!r}; it has to be a whole number >= {least}.")
+            raise RegionError(f"{name} is {value!r}; it must be a whole number >= {least}.")
     try:
         locations = list(locations) if shuffle else iter(locations)
     except TypeError:
         raise RegionError(
-            f"locations is {locations!r}; it has to hold the (x, y) of each region."
+            f"locations is {locations!r}; it must hold the (x, y) of each region."
         ) from None
     if isinstance(locations, list):
         try:
             random.Random(operator.index(seed)).shuffle(locations)
         except TypeError:
-            raise RegionError(f"seed is {seed!r}; it has to be a whole number.") from None
-    size = min(batch_size or 1, sys.maxsize)
+            raise RegionError(f"seed is {seed!r}; it must be a whole number.") from None
+    size = min(batch_size or 1, sys.maxsize)  # `islice` accepts no larger count
     batches = _batches(locations, size, drop_last=drop_last)
     ahead = min(num_workers * prefetch_factor, max(1, AHEAD_BYTES // max(1, batch_bytes) - 1))
-    # One group is read while the one before it is handed out.
-    most = max(1, min(together.most, (1 + ahead) // 2))
-    return _ahead(read, batches, num_workers, (1 + ahead) // most, together._replace(most=most))
+    # The caller consumes one group while the next one is read.
+    if grouping is not None:
+        grouping = grouping._replace(most=max(1, min(grouping.most, (1 + ahead) // 2)))
+        ahead = (1 + ahead) // grouping.most - 1
+    return _ahead(read, batches, num_workers, 1 + ahead, grouping)
 
 
 def _ahead(
-    read: Callable[[list[Item], Cancellation], Any],
+    read: Callable[[list[Item], Cancellation], Batch],
     batches: Iterator[list[Item]],
     workers: int,
     window: int,
-    together: Together,
-) -> Generator[Any, None, None]:
+    grouping: Grouping[Batch] | None,
+) -> Generator[Batch, None, None]:
     if not workers:
         yield from (read(batch, NEVER) for batch in batches)
         return
-    groups = iter(lambda: list(islice(batches, together.most)), [])
-    ended, process = Cancellation(), os.getpid()
+    groups = iter(lambda: list(islice(batches, grouping.most if grouping else 1)), [])
+    # Threads stop before the next tile once the caller closes the generator.
+    ended, pid = Cancellation(), os.getpid()
 
-    def read_group(group: list[list[Item]]) -> deque[Any]:
-        if len(group) == 1:
+    def read_group(group: list[list[Item]]) -> deque[Batch | partial[Batch]]:
+        if grouping is None or len(group) == 1:
             return deque([read(group[0], ended)])
         try:
             regions = read(list(chain.from_iterable(group)), ended)
         except SlideError:
-            # Each batch is read, and may fail, when its turn comes.
+            # Some regions may be fine: read each batch when it is due, so that only bad ones raise.
             return deque(partial(read, batch, ended) for batch in group)
         edges = pairwise(accumulate(map(len, group), initial=0))
-        return deque(together.cut(regions, begin, end) for begin, end in edges)
+        return deque(grouping.cut(regions, start, stop) for start, stop in edges)
 
-    with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
-        waiting: deque[tuple[list[list[Item]], Future[deque[Any]]]] = deque()
+    with ThreadPoolExecutor(min(workers, MAX_THREADS), "wsigpu-ahead") as pool:
+        waiting: deque[tuple[list[list[Item]], Future[deque[Batch | partial[Batch]]]]] = deque()
 
         def submit(count: int) -> None:
             for group in islice(groups, count):
@@ -144,25 +145,26 @@ def _ahead(
             submit(window)
             while waiting:
                 group, future = waiting.popleft()
-                if os.getpid() == process:
+                if os.getpid() == pid:
                     found = future.result()
                     submit(1)
-                else:  # a forked child has none of the threads: it reads as the batches are wanted
+                else:  # threads don't survive fork: the child reads each batch when it is due
                     found = read_group(group)
                     waiting += [(group, Future()) for group in islice(groups, 1)]
                 while found:
                     regions = found.popleft()
                     yield regions() if isinstance(regions, partial) else regions
-                    del regions
+                    del regions  # the caller alone keeps the batch alive now
         finally:
+            # Cancel before the pool is joined: its threads then stop at the next tile.
             ended.cancel()
-            if os.getpid() == process:
+            if os.getpid() == pid:
                 for _, future in waiting:
                     future.cancel()
 
 
-def in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:
-    """Yield from iterators alternately, while all of them read on; close them with this one."""
+def interleave(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:
+    """Yield from the iterators round-robin while each reads ahead; close all at the end."""
     with ExitStack() as opened:
         for iterator in waiting:
             opened.enter_context(closing(iterator))

@@ -1,82 +1,86 @@
-"""Decoded tiles in memory: a least-recently-used cache."""
+"""`TileCache`: decoded tiles in host memory, least recently used first out."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.model.arrays import Array, Integers
+
+    PlainKey = tuple[int, int, int, int, Color]
 
 
 DEFAULT_BUDGET = 512_000_000
-# Shares of tiles that come again from which on tiles are worth keeping: to keep a tile it has to be
-# decoded as a whole, half as long again as a part. Neighbours come again at once; of random places
-# of a small level, a tile that is kept now may come again only when many others have.
-WORTH_KEEPING, NEIGHBOURS = 0.7, 0.3
+# Tiles are cached if at least the fraction RECURRING of them recurs, or at least the fraction
+# RECURRING_NEAR within the last NEAR tiles. Caching costs time, since a tile must be decoded as a
+# whole, which takes 1.5 times as long as decoding only the part that a region shows.
+RECURRING, RECURRING_NEAR = 0.7, 0.3
 NEAR = 64  # tiles
 MANY_TILES = 64
 
 
 class TileKey(NamedTuple):
-    """The name of a tile.
+    """Identify a decoded tile.
+
+    Keys are built and looked up several times per tile. Hot paths build plain tuples of the same
+    five items, which hash and compare equal.
 
     Attributes
     ----------
     slide : int
-        Number of the open slide in this process; its complement for tiles in sRGB.
-    level : int
-        Number of the level in the slide's pyramid; associated images count -1, -2, ...
+        Number of the open slide in this process.
+    image : int
+        Number of the image in `SlideParts.images`.
     row, column : int
-        Place in the level's grid of tiles.
+        Position in the image's grid of tiles.
+    color : {"stored", "srgb"}
+        Whether the pixels are as stored or converted to sRGB.
     """
 
     slide: int
-    level: int
+    image: int
     row: int
     column: int
-
-    def in_srgb(self) -> TileKey:
-        """Return the name of the same tile in sRGB."""
-        return self._replace(slide=~self.slide)
+    color: Color = "stored"
 
 
 class _Held(NamedTuple):
-    """A tile, and the number of the buffer that it lies in."""
+    """A tile and the number of the buffer that contains it."""
 
-    pixels: NDArray[Any]
+    pixels: Array
     buffer: int
 
 
 class TileCache:
-    """Least-recently-used tiles within a budget of bytes; safe under many threads.
+    """Least-recently-used cache of decoded tiles with a budget in bytes; thread-safe.
 
-    Tiles that lie in one buffer stay and go together: as long as one of them is held, the memory
-    of all is.
+    Tiles in one buffer are evicted together, because any one of them keeps the whole buffer
+    alive.
 
     Parameters
     ----------
     budget : int
-        Bytes of pixels to hold at most.
+        Largest number of bytes of pixels to hold.
     """
 
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all fields below
         self._budget = max(0, budget)
         self._used = 0
-        self._tiles: dict[tuple[int, ...], _Held] = {}
-        # Size and tiles of each buffer, the least recently used first.
-        self._buffers: OrderedDict[int, tuple[int, list[tuple[int, ...]]]] = OrderedDict()
+        self._tiles: dict[PlainKey, _Held] = {}
+        # Size and tiles of each buffer; the least recently used buffer comes first.
+        self._buffers: OrderedDict[int, tuple[int, list[PlainKey]]] = OrderedDict()
         self._numbers = count()
 
     @property
     def budget(self) -> int:
-        """Bytes of pixels to hold at most; setting it evicts what is over."""
+        """Largest number of bytes of pixels to hold; setting it evicts any excess."""
         return self._budget
 
     @budget.setter
@@ -87,58 +91,62 @@ class TileCache:
 
     @property
     def used(self) -> int:
-        """Bytes of pixels held now."""
+        """Number of bytes of pixels in the cache."""
         return self._used
 
-    def get(self, key: TileKey) -> NDArray[Any] | None:
-        """Return a tile, now the most recently used, or None."""
+    def get(self, key: TileKey) -> Array | None:
+        """Return a tile and mark it as most recently used; None if it is not cached."""
         with self._lock:
             return self._get(key)
 
     def get_all(
-        self, slide: int, level: int, tiles: NDArray[np.int64]
-    ) -> list[NDArray[Any] | None]:
-        """Return many tiles of one level at once, as `get` does.
+        self, slide: int, image: int, tiles: Integers, color: Color = "stored"
+    ) -> list[Array | None]:
+        """Return many tiles of one image, with None for each that is not cached; see `get`.
 
         Parameters
         ----------
-        slide, level : int
-            As in a tile's key.
+        slide, image, color
+            As in `TileKey`.
         tiles : ndarray of int64, shape (tiles, 2)
-            Row and column of each.
+            Row and column of each tile.
         """
+        # No lock and no keys are needed while the cache is empty.
         if not self._tiles:
             return [None] * len(tiles)
-        keys = zip(repeat(slide), repeat(level), *tiles.T.tolist())
+        keys = zip(repeat(slide), repeat(image), *tiles.T.tolist(), repeat(color))
         with self._lock:
             return [self._get(key) if key in self._tiles else None for key in keys]
 
-    def holds_any(self, slide: int, level: int, rows: range, columns: range) -> bool:
-        """Whether any tile of a rectangle is held; it may be evicted at once."""
+    def holds_any(self, slide: int, image: int, rows: range, columns: range) -> bool:
+        """Return whether any tile in a rectangle is cached in its stored colors right now."""
+        # Without the lock: a stale answer costs only time, since tiles are looked up again.
         tiles = self._tiles
         return bool(tiles) and any(
-            (slide, level, row, column) in tiles for row in rows for column in columns
+            (slide, image, row, column, "stored") in tiles for row in rows for column in columns
         )
 
-    def put(self, key: TileKey, tile: NDArray[Any]) -> None:
-        """Hold a tile, unless it alone is larger than the budget."""
+    def put(self, key: TileKey, tile: Array) -> None:
+        """Cache a tile unless it alone exceeds the budget."""
         self.put_all({key: tile}, tile.nbytes)
 
-    def put_all(self, tiles: Mapping[TileKey, NDArray[Any]], size: int) -> None:
-        """Hold tiles that lie in one buffer of so many bytes, unless it is larger than the budget.
+    def put_all(self, tiles: Mapping[TileKey, Array], size: int) -> None:
+        """Cache tiles that share one buffer, unless the buffer exceeds the budget.
 
         Parameters
         ----------
         tiles : Mapping of TileKey to ndarray
             The tiles.
         size : int
-            Bytes of the buffer.
+            Size of the buffer in bytes.
         """
         with self._lock:
+            # A buffer larger than the budget would evict all others and then itself.
             if size > self._budget or not tiles:
                 return
             number = next(self._numbers)
             for key, pixels in tiles.items():
+                # Two readers may have decoded the same tile; the newer copy replaces the older one.
                 self._drop(key)
                 self._tiles[key] = _Held(pixels, number)
             self._buffers[number] = size, [*tiles]
@@ -146,42 +154,44 @@ class TileCache:
             self._evict()
 
     def make_room(self, size: int) -> None:
-        """Evict what has to go for tiles of so many bytes, before these take memory themselves."""
+        """Evict tiles to make room for `size` bytes of new ones, which are not allocated yet."""
         with self._lock:
             self._evict(size)
 
-    def drop(self, slide: int, level: int, tiles: NDArray[np.int64]) -> None:
-        """Drop those of many tiles of one level that are held; see `get_all`."""
+    def drop(self, slide: int, image: int, tiles: Integers, color: Color = "stored") -> None:
+        """Drop any of these tiles that are cached; see `get_all`."""
         if self._tiles:
             with self._lock:
                 for row, column in tiles.tolist():
-                    self._drop((slide, level, row, column))
+                    self._drop((slide, image, row, column, color))
 
     def forget(self, slide: int) -> None:
-        """Drop all tiles of one slide."""
+        """Drop all tiles of a slide, as stored and in sRGB."""
         with self._lock:
-            for key in [key for key in self._tiles if key[0] in (slide, ~slide)]:
+            for key in [key for key in self._tiles if key[0] == slide]:
                 self._drop(key)
 
-    def _get(self, key: tuple[int, ...]) -> NDArray[Any] | None:
+    def _get(self, key: PlainKey) -> Array | None:
         held = self._tiles.get(key)
         if held is None:
             return None
+        # Using one tile keeps all tiles of its buffer from being evicted.
         self._buffers.move_to_end(held.buffer)
         return held.pixels
 
-    def _drop(self, key: tuple[int, ...]) -> None:
-        """Drop a tile if it is held, and its buffer with the last one of it."""
+    def _drop(self, key: PlainKey) -> None:
+        """Drop a tile if it is cached, and its buffer with the last tile in it."""
         held = self._tiles.pop(key, None)
         if held is not None:
             size, others = self._buffers[held.buffer]
             others.remove(key)
+            # Tiles are views of their buffer: its memory is free once the last one is gone.
             if not others:
                 del self._buffers[held.buffer]
                 self._used -= size
 
     def _evict(self, room: int = 0) -> None:
-        """Drop the least recently used until the budget holds, with so many bytes left of it."""
+        """Drop the least recently used buffers until `room` bytes of the budget are free."""
         while self._buffers and self._used + room > self._budget:
             _, (size, keys) = self._buffers.popitem(last=False)
             self._used -= size
@@ -190,10 +200,10 @@ class TileCache:
 
 
 class Recurrence:
-    """Finds out whether tiles come again while a cache would still hold them.
+    """Estimates whether tiles recur while a cache would still hold them.
 
-    Of random places of a large level hardly any do. To keep their tiles would take half as long
-    as to decode them, since each needs memory of its own.
+    Tiles at random positions of a large level hardly ever recur. Caching them would take
+    half as long again as decoding only the parts that regions show.
 
     Parameters
     ----------
@@ -204,25 +214,25 @@ class Recurrence:
     def __init__(self, cache: TileCache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        # The latest tiles of each image, as many as the cache could hold, and the share of tiles
-        # that came again.
+        # For each image: the clock at the last read of each tile that the cache could still hold,
+        # and the shares of tiles that recurred at all and within NEAR tiles.
         self._latest: defaultdict[int, OrderedDict[int, int]] = defaultdict(OrderedDict)
         self._rates: defaultdict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-        self._clock = 0
+        self._clock = 0  # number of tiles read
 
-    def note(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
-        """Record the tiles that are read now; return whether they are worth keeping.
+    def record(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
+        """Record the tiles of a read; return whether they are worth caching.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         tiles : sequence of int
-            Its tiles, counted row by row.
+            Indices of the tiles in the grid, row by row.
         tile_bytes : int
-            Bytes of each.
+            Size of a decoded tile in bytes.
         """
-        held = self._cache.budget // tile_bytes
+        capacity = self._cache.budget // tile_bytes
         again = near = 0
         with self._lock:
             latest, now = self._latest[number], self._clock
@@ -233,13 +243,14 @@ class Recurrence:
                 if seen is not None:
                     again += 1
                     near += now - seen <= NEAR
-            while len(latest) > held:
+            # The cache would have evicted these tiles by now.
+            while len(latest) > capacity:
                 latest.popitem(last=False)
-            # A batch counts for itself; single regions are too few tiles to judge by one of them.
+            # A batch replaces the estimate; a single region, which has few tiles, only adjusts it.
             count = len(tiles) or 1
             weight = min(1.0, count / MANY_TILES)
-            rate, neighbours = self._rates[number]
+            rate, near_rate = self._rates[number]
             rate += (again / count - rate) * weight
-            neighbours += (near / count - neighbours) * weight
-            self._rates[number] = rate, neighbours
-            return rate >= WORTH_KEEPING or neighbours >= NEIGHBOURS
+            near_rate += (near / count - near_rate) * weight
+            self._rates[number] = rate, near_rate
+            return rate >= RECURRING or near_rate >= RECURRING_NEAR

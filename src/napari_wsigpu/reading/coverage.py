@@ -1,4 +1,4 @@
-"""Which pixels of regions the file holds, by their plans alone: nothing is read or decoded."""
+"""Find the pixels of regions that the file holds, from plans alone, without reading tiles."""
 
 from __future__ import annotations
 
@@ -13,41 +13,35 @@ from napari_wsigpu.reading.planning import plan_regions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Mask
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import Pastes
 
-    Mask = NDArray[np.bool_]
-
 
 def find_held(
-    number: int,
-    images: Mapping[int, LevelLayout],
-    finer: Mapping[int, int],
-    regions: Regions,
+    number: int, images: Mapping[int, LevelLayout], finer: Mapping[int, int], regions: Regions
 ) -> Mask:
-    """Find what of regions comes from the file; the rest shows the background.
+    """Find which pixels of regions come from the file; the others show the background.
 
     Parameters
     ----------
     number : int
-        Number of the image that the regions are of.
+        Number of the image.
     images : Mapping of int to LevelLayout
         All images of the slide.
     finer : Mapping of int to int
-        Which level the tiles are averaged from that a level lacks.
+        Number of the finer level that each computed level is averaged from.
     regions : Regions
-        All of one size.
+        Regions of one size.
 
     Returns
     -------
     ndarray of bool, shape (regions, height, width)
-        A pixel that is averaged is held if any is that it is the average of.
+        True where the file holds the pixel, or any of the finer pixels that it averages.
     """
     held = np.zeros((len(regions), *regions.shapes[0]), np.bool_)
     for plan in plan_regions(number, images, regions):
-        # What a picture on a mosaic lacks hides what lies below.
+        # A missing tile of a picture on a mosaic hides the pictures below it.
         for window in _windows(held, plan.blanks):
             window[...] = False
         computed = plan.computed[plan.pastes.tile]
@@ -64,10 +58,7 @@ def find_held(
         for index, window in enumerate(_windows(held, pastes)):
             height, width = window.shape
             under = Regions.alike(
-                tops[index : index + 1],
-                lefts[index : index + 1],
-                height * down,
-                width * across,
+                tops[index : index + 1], lefts[index : index + 1], height * down, width * across
             )
             found = find_held(finer[plan.image], images, finer, under)
             blocks = found.reshape(height, down, width, across)
@@ -76,7 +67,7 @@ def find_held(
 
 
 def _windows(held: Mask, pastes: Pastes) -> list[Mask]:
-    """Return the part of the mask that each paste covers."""
+    """Return the view of the mask that each part covers."""
     columns = (pastes.region, pastes.y, pastes.x, pastes.height, pastes.width)
     return [
         held[region, y : y + height, x : x + width]

@@ -1,9 +1,9 @@
-"""Levels as the tasks of a Dask array read them, in whatever process they run."""
+"""Levels as Dask arrays; their tasks can run in any process."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import dask.array
 
+    from napari_wsigpu.model.arrays import AnyArray
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.level import LevelArray, LevelOwner, PackedOwner
 
@@ -23,16 +24,16 @@ CHUNK_BYTES = 32 << 20
 def dask_array(
     level: LevelArray, tiles: int | None, device: str, stack: Mapping[str, int]
 ) -> dask.array.Array:
-    """Return a level as a Dask array, or that level of all planes of a stack.
+    """Return a level as a Dask array, in one plane or in all planes of a stack.
 
     Parameters
     ----------
     level : LevelArray
         The level.
     tiles, device
-        As `LevelArray.to_dask` takes them.
+        As in `LevelArray.to_dask`.
     stack : Mapping of str to int
-        How many planes there are along "t" and "z"; these axes come first.
+        Number of planes along "t" and "z"; these axes come first.
     """
     try:
         import dask.array
@@ -41,38 +42,39 @@ def dask_array(
             "to_dask needs Dask, which is not installed; pip install dask[array]."
         ) from error
     if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
-        raise RegionError(f"tiles is {tiles!r}; it has to be a whole number >= 1.")
+        raise RegionError(f"tiles is {tiles!r}; it must be a whole number >= 1.")
     pixel_bytes = level.dtype.itemsize * math.prod(level.shape[2:])
-    down, across = (tiles, tiles) if tiles else tiles_a_chunk(level.layout, pixel_bytes)
+    down, across = (tiles, tiles) if tiles else tiles_per_chunk(level.layout, pixel_bytes)
     grid = level.layout.grid
     size = (down * grid.tile_height, across * grid.tile_width, *level.shape[2:])
     chunks = (*[1] * len(stack), *map(min, size, level.shape))
     nothing = np.empty(0, level.dtype) if device == "cpu" else level.read(np.s_[:0, :0], device)
+    # asarray=False: chunks on a device are CuPy arrays.
     return dask.array.from_array(
         DaskLevel(level, device, stack), chunks, asarray=False, fancy=False, meta=nothing
     )
 
 
 class DaskLevel:
-    """What a Dask array slices: picklable, with all that another process needs.
+    """The picklable array-like that the tasks of a Dask array slice.
 
-    Where it was made it reads through the slide that is open there. Pickled it holds the slide
-    packed; a process that unpickles it opens the slide when it first reads, once for all levels
-    and tasks, and its planes when they are read.
+    In the process that created it, it reads from the open slide. A pickled copy holds the packed
+    slide instead. A process that unpickles it opens the slide on the first read, once for all
+    levels and tasks, and opens each plane when it is first read.
 
     Parameters
     ----------
     level : LevelArray
         The level.
     device : str
-        Where chunks shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        Where to put the chunks: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     stack : Mapping of str to int, optional
-        As `dask_array` takes it.
+        As in `dask_array`.
 
     Attributes
     ----------
     shape, dtype, ndim
-        Those of the level, after those of the stack.
+        As in NumPy; the axes of the stack come first.
     """
 
     def __init__(
@@ -85,12 +87,12 @@ class DaskLevel:
         self.dtype = level.dtype
         self.ndim = len(self.shape)
         self._token = tokenize(level, device, *self._stack)
-        self._place = level.number, level.channel, level.tolerant
+        self._source = level.number, level.channel, level.tolerant
         self._device = device
         self._level: LevelArray | None = level
         self._packed: PackedOwner | None = None
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> AnyArray:
         """Return the pixels at `key` on the device, as `LevelArray.read` does."""
         if self._level is not None:
             return self._read(self._level.slide, key)
@@ -98,23 +100,23 @@ class DaskLevel:
         with self._packed.use() as slide:
             return self._read(slide, key)
 
-    def _read(self, slide: LevelOwner, key: Any) -> Any:
-        number, channel, tolerant = self._place
+    def _read(self, slide: LevelOwner, key: object) -> AnyArray:
+        number, channel, tolerant = self._source
         if not self._stack:
             level = self._level or slide.level_array(number, channel, tolerant=tolerant)
             return level.read(key, self._device)
         key = key if isinstance(key, tuple) else (key,)
         at, inner = key[: len(self._stack)], key[len(self._stack) :]
-        places = [range(size)[index] for index, size in zip(at, self._stack.values(), strict=True)]
-        spans = [each if isinstance(each, range) else range(each, each + 1) for each in places]
-        plane = {  # a chunk is of one, of which nothing may be left
+        indices = [range(size)[index] for index, size in zip(at, self._stack.values(), strict=True)]
+        spans = [each if isinstance(each, range) else range(each, each + 1) for each in indices]
+        plane = {  # a chunk is in one plane; an index may select nothing of it
             axis: span[0] if span else 0 for axis, span in zip(self._stack, spans, strict=True)
         }
         pixels = slide.plane(**plane).level_array(number, channel).read(inner, self._device)
-        lengths = tuple(slice(len(each)) for each in places if isinstance(each, range))
+        lengths = tuple(slice(len(each)) for each in indices if isinstance(each, range))
         return pixels[(np.newaxis,) * len(lengths)][lengths]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if self._packed is None:
             assert self._level is not None
             self._packed = self._level.slide.packed(self._device)
@@ -124,10 +126,10 @@ class DaskLevel:
         return "DaskLevel", self._token
 
 
-def tiles_a_chunk(level: LevelLayout, pixel_bytes: int) -> tuple[int, int]:
-    """Return how many tiles hold about `CHUNK_BYTES` of pixels, down and across.
+def tiles_per_chunk(level: LevelLayout, pixel_bytes: int) -> tuple[int, int]:
+    """Return the number of tiles, down and across, in a chunk of about `CHUNK_BYTES`.
 
-    They make up a chunk as square as whole tiles allow; at least one tile.
+    The chunk has at least one tile and is as square as whole tiles allow.
     """
     grid = level.grid
     side = math.isqrt(CHUNK_BYTES // pixel_bytes)

@@ -1,4 +1,4 @@
-"""`DeviceBackend`: decodes and pastes tiles in device memory."""
+"""`DeviceBackend`: decode and paste tiles in device memory."""
 
 from __future__ import annotations
 
@@ -6,94 +6,94 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.raw import is_raw
-from napari_wsigpu.gpu.device.device import TileFormat
+from napari_wsigpu.gpu.device.interfaces import TileFormat
+from napari_wsigpu.gpu.device.kernel_tables import PASTE
 from napari_wsigpu.gpu.device.switching import prompt_switching
-from napari_wsigpu.gpu.device.tables import PASTE
 from napari_wsigpu.gpu.transfer.raw_reader import RawReader
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
-from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.file_source import FileSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.device import Stream
-    from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.transfer.tiles import DeviceTiles, Reserved
+    from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles, Reserved
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType, Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.executor import Batch
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Pastes, ReadOptions, ReadPlan
 
-    Integers = NDArray[np.int64]
+    AnyStream = int | Stream | None  # None for a stream of the backend
+
 
 Result = TypeVar("Result")
 
 NO_LIMIT = 1 << 60
 LIMITS = Limits(1024, None, 256 << 20, 2)
-# Raw tiles are cut into batches by `RawReader`, which reads one while it copies another.
+# `RawReader` splits raw tiles into batches itself, and reads one while it copies another.
 RAW_LIMITS = Limits(NO_LIMIT, None, NO_LIMIT, 1)
 
 
 @dataclass
 class DeviceCanvas:
-    """The pixels of regions in device memory, one region after another.
+    """Canvas in device memory for the pixels of regions, one region after another.
 
     Attributes
     ----------
     pixels : device array, shape (pixels, channels), or (pixels,) for one channel
         The pixels.
     stream : Stream
-        The order of all work on them.
+        The stream that orders all work on the pixels.
     offsets : ndarray of int64
         Index of each region's first pixel.
     options : ReadOptions
         How to read.
     share : float
-        Part of the tiles that the device decodes; the CPU decodes the others.
+        Share of the tiles that the device decodes; the CPU decodes the others.
     colors : device array or None
-        Color table.
+        Color table in device memory.
     pinned : list of Reserved
-        Places of cached tiles that the stream may still read.
+        Slots of cached tiles that the stream may still read; unpinned after synchronization.
     decoded : list of (LevelLayout, int, float)
-        Levels whose tiles were decoded, how many, and when that started.
+        Image, number of decoded tiles and start time of each finished plan.
     """
 
-    pixels: Any
+    pixels: DeviceArray
     stream: Stream
     offsets: Integers
     options: ReadOptions
     share: float
-    colors: Any
+    colors: DeviceArray
     pinned: list[Reserved] = field(default_factory=list)
     decoded: list[tuple[LevelLayout, int, float]] = field(default_factory=list)
 
 
 class DeviceBackend:
-    """Decodes tiles of one slide on a device, and keeps them in its memory.
+    """Decodes tiles of one slide on a device and caches them in its memory.
 
     Parameters
     ----------
     parts : SlideParts
         The slide.
     decoder : NvImageCodecDecoder
-        Decodes batches.
+        Decodes batches of tiles.
     tiles : DeviceTiles
-        Decoded tiles.
+        Cache of decoded tiles on the device.
     timed : callable
-        Called with a level, the number of its tiles that were decoded for the host, the seconds
-        it took, and the device's share of them.
+        Called after reads to the host with an image, the number of decoded tiles, the duration in
+        seconds, and the device's share of the tiles.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class DeviceBackend:
             count = parts.log.count
             loader = self._worker.loader
             self._raw = RawReader(loader, parts.source, lambda size: count(bytes_read=size))
-        self._doubted = False
+        self._distrusted = False
         self._released = False
 
     def read(
@@ -133,42 +133,42 @@ class DeviceBackend:
         *,
         to_host: bool,
         share: float = 1.0,
-        out: Any = None,
-        stream: Any = None,
-    ) -> Any | None:
-        """Read regions of an image.
+        out: DeviceArray = None,
+        stream: AnyStream = None,
+    ) -> AnyArray | None:
+        """Read regions of an image with the device.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         plans : sequence of ReadPlan
-            As `plan_regions` makes them.
+            The result of `plan_regions`.
         offsets : ndarray of int64
             `Regions.offsets` of the regions.
         options : ReadOptions
-            How to read; tiles are kept without its colors.
+            How to read; tiles are cached as stored, whatever the color table.
         to_host : bool
             Return an ndarray instead of a device array.
         share : float
-            Part of the tiles that the device decodes; the CPU decodes the others.
+            Share of the tiles that the device decodes; the CPU decodes the others.
         out : device array, optional
-            Where to put the pixels, of as many bytes.
+            Receives the pixels; must have the right number of bytes.
         stream : int or object with ``ptr``, optional
-            CUDA stream of the caller to work on.
+            The caller's CUDA stream, on which all work is ordered.
 
         Returns
         -------
         array, shape (pixels, channels), or (pixels,) for one channel
-            Region after region. None if they need tiles that are computed, or device memory is
-            short.
+            Pixels of one region after another. None if the host must read them: the device can't
+            carry out one of the plans, or its memory is short.
 
         Raises
         ------
         RegionError
-            If `out` is not in the device's memory.
+            If `out` is not in the memory of the device.
         TileError
-            If tiles can't be decoded, with their names.
+            If tiles fail to decode; the error names them.
         SlideError
             If the file can't be read, or the device fails.
         """
@@ -176,9 +176,9 @@ class DeviceBackend:
         if any(plan.computed.any() for plan in plans):
             return None
         if any(len(plan.blanks) for plan in plans[1:]):
-            return None  # in a picture above others, even the background hides what is below
+            return None  # the blanks of an upper picture hide the pictures below it
         if any(plan.channels is not None for plan in plans):
-            return None  # the device pastes all channels of a pixel
+            return None  # the device can only paste all channels of a pixel
         image = self.parts.images[number]
         samples = () if options.channel is not None else (image.channels,)
         shape = (int(offsets[-1]), *samples)
@@ -196,6 +196,7 @@ class DeviceBackend:
                     if to_host:
                         pixels = self.device.download(pixels, used)
                 finally:
+                    # Kernels may read pinned slots until the stream has finished.
                     used.synchronize()
                     for reserved in canvas.pinned:
                         self.tiles.unpin(reserved)
@@ -205,7 +206,7 @@ class DeviceBackend:
             return None
         except SlideError:
             raise
-        except Exception as error:  # what CUDA and CuPy raise has no common base
+        except Exception as error:  # exceptions of CUDA and CuPy have no common base
             raise device_error(self.device.name, error) from error
         finally:
             if self._released:
@@ -213,7 +214,7 @@ class DeviceBackend:
         check(self.parts, failures, plans, options)
         return pixels
 
-    def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
+    def send(self, pixels: Array, out: DeviceArray = None, stream: AnyStream = None) -> AnyArray:
         """Copy host pixels to a device array.
 
         Raises
@@ -223,7 +224,7 @@ class DeviceBackend:
         """
         self._check(out)
 
-        def task(used: Stream) -> Any:
+        def task(used: Stream) -> AnyArray:
             target = self._empty(pixels.shape, pixels.dtype) if out is None else out
             self.device.send(pixels, target, used)
             return target
@@ -233,26 +234,27 @@ class DeviceBackend:
         except MemoryError:
             raise _too_large(pixels.nbytes, self.device.name) from None
 
-    def fetch(self, pixels: Any) -> NDArray[Any]:
+    def fetch(self, pixels: DeviceArray) -> Array:
         """Copy a device array to the host."""
         return self.work(partial(self.device.download, pixels))
 
     def drop_tiles(self, level: int, tiles: Integers) -> None:
-        """Drop some of a level's tiles on the device; see `DeviceTiles.drop`."""
+        """Drop tiles of an image from the cache of the device; see `DeviceTiles.drop`."""
         self.tiles.drop(self.parts.number, level, tiles)
 
     def forget_tiles(self) -> None:
-        """Drop the slide's tiles on the device."""
+        """Drop the slide's tiles from the cache of the device."""
         self.tiles.forget(self.parts.number)
 
     def release(self) -> None:
-        """Free the slide's tiles, and memory that only these used."""
+        """Free the slide's tiles and the memory that only they used."""
+        # A read that is still running releases again at its end.
         self._released = True
         self.forget_tiles()
         self.tiles.trim()
         self._worker.trim()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> AnyArray:
         """Return a new device array.
 
         Raises
@@ -265,8 +267,8 @@ class DeviceBackend:
         except MemoryError:
             raise _too_large(int(np.prod(shape)) * dtype.itemsize, self.device.name) from None
 
-    def work(self, task: Callable[[Stream], Result], stream: Any = None) -> Result:
-        """Call a task with a stream, or with the caller's, and wait for what it submits.
+    def work(self, task: Callable[[Stream], Result], stream: AnyStream = None) -> Result:
+        """Call a task with a stream and wait for the work that it submits.
 
         Raises
         ------
@@ -279,23 +281,23 @@ class DeviceBackend:
                 try:
                     return task(used)
                 finally:
-                    # Other streams may be given memory that is released now.
+                    # Memory that the task frees may go to other streams, so its work must be done.
                     used.synchronize()
         except (MemoryError, SlideError):
             raise
-        except Exception as error:  # what CUDA and CuPy raise has no common base
+        except Exception as error:  # exceptions of CUDA and CuPy have no common base
             raise device_error(self.device.name, error) from error
 
     def limits(self, number: int) -> Limits:
-        """Return the limits for the tiles of an image."""
+        """Return the limits of batches of an image."""
         return RAW_LIMITS if self._reads_raw(self.parts.images[number]) else LIMITS
 
     def resolve(self, plan: ReadPlan, options: ReadOptions) -> ReadOptions:
-        """Return options that say whether recurring tiles are kept: here, all are."""
+        """Return the options unchanged: on devices, ``keep="recurring"`` caches all tiles."""
         return options
 
     def paste_cached(self, plan: ReadPlan, canvas: DeviceCanvas, options: ReadOptions) -> Integers:
-        """Paste the tiles of a plan that are in the cache; return the indices of the others."""
+        """Paste the cached tiles of a plan; return the indices of the others."""
         reserved, cached = self.tiles.find(self.parts.number, plan.image, plan.tiles)
         if reserved is not None:
             canvas.pinned.append(reserved)
@@ -304,8 +306,8 @@ class DeviceBackend:
             self._paste(plan, plan.pastes_of(np.flatnonzero(cached)), addresses, canvas)
         return np.flatnonzero(~cached)
 
-    def begin(self, batch: Batch[DeviceCanvas], *, more: bool) -> Decoding:
-        """Read a batch and start decoding it.
+    def start(self, batch: Batch[DeviceCanvas], *, more: bool) -> Decoding:
+        """Read a batch and start to decode it.
 
         Raises
         ------
@@ -317,7 +319,7 @@ class DeviceBackend:
             return Decoding(len(batch.tiles), lambda: failures, lambda: None)
         image = batch.image
         reserved = self.tiles.reserve(tile_format(image), image.tile_bytes, len(batch.tiles))
-        batch = batch.part(slice(len(reserved.places)))
+        batch = batch.part(slice(len(reserved.indices)))
         addresses = np.zeros(len(batch.plan.tiles), np.int64)
         addresses[batch.tiles] = reserved.slots.addresses
 
@@ -330,14 +332,10 @@ class DeviceBackend:
             encoded = self.encoded(image, batch.places, canvas.share)
             buffer = encoded.view
             pending = self.decoder.schedule(
-                encoded,
-                reserved.slots,
-                deliver,
-                canvas.stream,
-                share=canvas.share,
-                at_once=more,
+                encoded, reserved.slots, deliver, canvas.stream, share=canvas.share, at_once=more
             )
         except BaseException:
+            # Slots that stayed pinned could never be evicted.
             self.tiles.unpin(reserved)
             raise
         return Decoding(
@@ -349,62 +347,62 @@ class DeviceBackend:
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: DeviceCanvas, options: ReadOptions
     ) -> dict[TileKey, str]:
-        """Compute tiles that the file lacks: never called, as `read` leaves these to the host."""
+        """Never called: `read` leaves plans with computed tiles to the host."""
         raise NotImplementedError
 
     def timed(self, canvas: DeviceCanvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record that so many tiles were decoded since `time.perf_counter` was `started`."""
+        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
         canvas.decoded.append((image, tiles, started))
 
     def encoded(self, image: LevelLayout, tiles: Integers, share: float = 1) -> EncodedBatch:
-        """Read tiles as they are stored, or joined for the device to decode them all.
+        """Read encoded tiles, joined into JPEG stacks if the device decodes all of them.
 
         Parameters
         ----------
         image : LevelLayout
-            The level.
+            The image.
         tiles : ndarray of int64, shape (tiles, 2)
-            Row and column of each.
+            Row and column of each tile.
         share : float
-            Part of the tiles that the device decodes.
+            Share of the tiles that the device decodes.
         """
-        offsets, wanted = image.grid.ranges(*tiles.T)
+        offsets, lengths = image.grid.ranges(*tiles.T)
         source, background = self.parts.source, self.parts.layout.background
-        stacked = self.decoder.read(source, image, tiles, background) if share == 1 else None
+        stacked = (
+            self.decoder.read_stacked(source, image, tiles, background) if share == 1 else None
+        )
         if stacked is not None:
-            self.parts.log.count(bytes_read=int(wanted.sum()))
+            self.parts.log.count(bytes_read=int(lengths.sum()))
             return stacked
-        joined = source.read_joined(offsets.ravel(), wanted.ravel(), self._worker.take_buffer)
+        joined = source.read_joined(offsets.ravel(), lengths.ravel(), self._worker.acquire_buffer)
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
-        return EncodedBatch.joined(image, tiles, joined, wanted, background)
+        return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
 
     def _cancel(self, reserved: Reserved, pending: GpuBatch) -> None:
         pending.cancel()
         self.tiles.unpin(reserved)
 
     def _finish(
-        self,
-        batch: Batch[DeviceCanvas],
-        reserved: Reserved,
-        pending: GpuBatch,
-        buffer: memoryview,
+        self, batch: Batch[DeviceCanvas], reserved: Reserved, pending: GpuBatch, buffer: memoryview
     ) -> dict[int, str]:
-        """Wait for a batch and keep its tiles; return why some failed, by index in the plan."""
+        """Wait for a batch and cache its tiles; return why tiles failed, by index."""
         image, log = batch.image, self.parts.log
         try:
             try:
                 failed = pending.wait()
             except BaseException:
+                # The GPU must not write to the slots once they are unpinned below.
                 pending.cancel()
                 raise
-            if self.decoder.verifier.reason is not None and not self._doubted:
-                self._doubted = True
+            # Once a comparison with the CPU fails, no tile that the GPU has decoded is trusted.
+            if self.decoder.verifier.reason is not None and not self._distrusted:
+                self._distrusted = True
                 self.forget_tiles()
             kept = batch.kept
             kept[list(failed)] = False
             if kept.any():
                 self.tiles.keep(
-                    reserved._replace(places=reserved.places[kept]),
+                    reserved._replace(indices=reserved.indices[kept]),
                     self.parts.number,
                     batch.plan.image,
                     (image.grid.rows, image.grid.columns),
@@ -412,34 +410,35 @@ class DeviceBackend:
                 )
         finally:
             self.tiles.unpin(reserved)
-        self._worker.give_buffer(buffer)
+        self._worker.release_buffer(buffer)
         count, by_cpu = len(batch.tiles), pending.on_cpu
         log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=count - by_cpu)
         log.count(bytes_decoded=(count - len(failed)) * image.tile_bytes)
         return {int(batch.tiles[index]): reason for index, reason in failed.items()}
 
-    def _check(self, out: Any) -> None:
+    def _check(self, out: DeviceArray) -> None:
         if out is not None and not self.device.is_own(out):
-            raise RegionError(f"out has to be an array in the memory of '{self.device.name}'.")
+            raise RegionError(f"out must be an array in the memory of '{self.device.name}'.")
 
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _empty(self, shape: tuple[int, ...], dtype: DType) -> AnyArray:
         try:
             return self.device.empty(shape, dtype)
-        except ValueError:  # more bytes than a number can count
+        except ValueError:  # more bytes than an int64 can count
             raise MemoryError from None
 
     @contextmanager
-    def _stream(self, given: Any) -> Iterator[Stream]:
-        """Provide the caller's stream, or one that is idle: reads don't wait for each other."""
+    def _stream(self, given: AnyStream) -> Iterator[Stream]:
+        """Provide the caller's stream, or an idle one, so that reads don't wait for each other."""
         if given is not None:
             yield self.device.as_stream(given)
             return
-        stream = self._worker.take_stream()
+        stream = self._worker.acquire_stream()
         yield stream
-        self._worker.give_stream(stream)
+        # Skipped after an error: a stream whose work has failed must not be used again.
+        self._worker.release_stream(stream)
 
     def _fill(self, image: LevelLayout, canvas: DeviceCanvas) -> None:
-        """Show the background everywhere."""
+        """Fill the canvas with the background."""
         table, background = canvas.options.table, self.parts.layout.background
         if table is None:
             self.device.fill(canvas.pixels, background, canvas.stream)
@@ -448,10 +447,11 @@ class DeviceBackend:
             fill_channels(self.device, canvas.pixels, colors, canvas.stream)
 
     def _reads_raw(self, image: LevelLayout) -> bool:
-        """Whether tiles lie uncompressed in a file, and are read past the cache."""
+        """Return whether an image's tiles are read raw from a local file, without the cache."""
         return self._raw is not None and is_raw(image)
 
     def _read_raw(self, batch: Batch[DeviceCanvas]) -> dict[int, str]:
+        """Read and paste uncompressed tiles; return why tiles failed, by index."""
         assert self._raw is not None
         image, plan, canvas = batch.image, batch.plan, batch.canvas
         addresses = np.zeros(len(plan.tiles), np.int64)
@@ -471,31 +471,34 @@ class DeviceBackend:
     def _paste(
         self, plan: ReadPlan, pastes: Pastes, addresses: Integers, canvas: DeviceCanvas
     ) -> None:
-        """Copy parts of tiles, given by their addresses, to their regions."""
+        """Copy parts of tiles to their regions; `addresses` holds the address of each tile."""
         tile, step = tile_format(self.parts.images[plan.image]), plan.regions.step
         pixel = tile.channels * np.dtype(tile.dtype).itemsize
         table = np.empty(len(pastes), PASTE)
+        # Sources are addresses in bytes; targets count pixels from the start of the canvas.
         table["source"] = addresses[pastes.tile] + (pastes.top * tile.width + pastes.left) * pixel
         pitch = plan.regions.widths[pastes.region]
         table["target"] = canvas.offsets[pastes.region] + pastes.y * pitch + pastes.x
         table["pitch"] = pitch
         table["height"], table["width"] = pastes.height, pastes.width
-        to = tile, canvas.pixels
+        pixels = canvas.pixels
         if canvas.colors is None:
             channel = canvas.options.channel
-            self.device.paste(table, *to, canvas.stream, channel=channel, step=step)
+            self.device.paste(table, tile, pixels, canvas.stream, channel=channel, step=step)
         else:
-            self.device.paste_colors(table, *to, canvas.colors, canvas.stream, step=step)
+            self.device.paste_colors(table, tile, pixels, canvas.colors, canvas.stream, step=step)
 
 
-def fill_channels(device: CudaDevice, pixels: Any, values: Sequence[float], stream: Stream) -> None:
+def fill_channels(
+    device: CudaDevice, pixels: DeviceArray, values: Sequence[float], stream: Stream
+) -> None:
     """Set each channel of a device array to one value."""
     for channel, value in enumerate(values):
         device.fill(pixels[..., channel], value, stream)
 
 
 def tile_format(image: LevelLayout) -> TileFormat:
-    """Return the format of a level's decoded tiles."""
+    """Return the format of an image's decoded tiles."""
     grid = image.grid
     return TileFormat(grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype)
 
@@ -507,7 +510,7 @@ def _too_large(size: int, device: str) -> RegionError:
 
 
 def _shows_background(plans: Sequence[ReadPlan], options: ReadOptions) -> bool:
-    """Whether pixels may be left over when all tiles were pasted."""
+    """Return whether some pixels may show the background after all tiles are pasted."""
     if options.tolerant or any(len(plan.blanks) for plan in plans):
         return True
     covered = plans[0].covered

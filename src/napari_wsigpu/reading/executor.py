@@ -1,4 +1,4 @@
-"""The executor: carries read plans out, batch by batch, on the host or on a device."""
+"""The executor: carry out read plans batch by batch, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from napari_wsigpu.reading.plan import regions_with
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import ReadOptions, ReadPlan
 
-    Integers = NDArray[np.int64]
 
-# Where a backend pastes tiles.
+# The array, on the host or a device, that a backend pastes tiles onto.
 Canvas = TypeVar("Canvas")
 
 
 class Limits(NamedTuple):
-    """Largest batch of a level's tiles, and how many batches are in flight.
+    """Limits of one batch, and the number of batches in flight.
 
-    A batch has at least one tile, whatever its size. `encoded_bytes` may be None: no limit.
+    A batch has at least one tile, whatever its size. `encoded_bytes` is None if unlimited.
     """
 
     tiles: int
@@ -48,11 +46,11 @@ class Batch(Generic[Canvas]):
     plan : ReadPlan
         The plan.
     image : LevelLayout
-        Its image.
+        The image of the plan.
     tiles : ndarray of int64, shape (tiles,)
         Indices of the tiles in the plan.
-    canvas
-        Where the backend pastes them.
+    canvas : Canvas
+        The array that the backend pastes the tiles onto.
     options : ReadOptions
         How to read them.
     """
@@ -65,12 +63,12 @@ class Batch(Generic[Canvas]):
 
     @property
     def places(self) -> Integers:
-        """Row and column of each tile, shape (tiles, 2)."""
+        """Row and column of each tile, as an array of shape (tiles, 2)."""
         return self.plan.tiles[self.tiles]
 
     @property
-    def kept(self) -> NDArray[np.bool_]:
-        """Mask of the tiles that stay in the cache."""
+    def kept(self) -> Mask:
+        """Mask of the tiles to cache."""
         return self.options.kept(self.plan, self.image, self.tiles)
 
     def part(self, chosen: Integers | slice) -> Batch[Canvas]:
@@ -80,16 +78,17 @@ class Batch(Generic[Canvas]):
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """A batch that a backend is decoding.
+    """A batch in flight.
 
     Parameters
     ----------
     count : int
-        Number of its tiles: the first ones of the batch, as many as there was memory for.
+        Number of tiles that the backend took from the start of the batch: as many as fit into
+        its memory.
     finish : callable
-        Waits until all tiles are pasted; returns why some failed, by their index in the plan.
+        Waits until all tiles are pasted; returns why tiles failed, by their index in the plan.
     cancel : callable
-        Returns as soon as nothing is read or decoded any more.
+        Stops the batch; returns once no thread reads or decodes it.
     """
 
     count: int
@@ -98,28 +97,28 @@ class Decoding:
 
 
 class Backend(Protocol[Canvas]):
-    """Decodes and pastes the tiles of one slide: on the host, or on a device."""
+    """Decodes and pastes the tiles of one slide, on the host or on a device."""
 
     parts: SlideParts
 
     def limits(self, number: int) -> Limits:
-        """Return the limits for the tiles of an image."""
+        """Return the limits of batches of an image."""
 
     def paste_cached(self, plan: ReadPlan, canvas: Canvas, options: ReadOptions) -> Integers:
-        """Paste the tiles of a plan that are in the cache; return the indices of the others."""
+        """Paste the cached tiles of a plan; return the indices of the others."""
 
     def resolve(self, plan: ReadPlan, options: ReadOptions) -> ReadOptions:
-        """Return options that say whether recurring tiles are kept."""
+        """Replace ``keep="recurring"`` with the decision whether to cache the tiles of a plan."""
 
-    def begin(self, batch: Batch[Canvas], *, more: bool) -> Decoding:
-        """Read a batch and start decoding it.
+    def start(self, batch: Batch[Canvas], *, more: bool) -> Decoding:
+        """Read a batch and start to decode it.
 
         Parameters
         ----------
         batch : Batch
             The tiles.
         more : bool
-            Whether another batch is in flight or follows, so that decoding must not block.
+            Whether other batches are in flight or follow, so that this call must not block.
 
         Raises
         ------
@@ -130,10 +129,10 @@ class Backend(Protocol[Canvas]):
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: Canvas, options: ReadOptions
     ) -> dict[TileKey, str]:
-        """Compute tiles that the file lacks from the finer level."""
+        """Compute missing tiles by averaging the finer level."""
 
     def timed(self, canvas: Canvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record that so many tiles were decoded since `time.perf_counter` was `started`."""
+        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
 
 
 def execute(
@@ -147,18 +146,18 @@ def execute(
     Parameters
     ----------
     backend : Backend
-        What decodes and pastes.
+        Decodes and pastes the tiles.
     plans : sequence of ReadPlan
-        As `plan_regions` makes them.
+        The result of `plan_regions`.
     canvas_of : callable
-        Prepares the canvas of a plan, when its turn comes.
+        Prepares the canvas of a plan just before the plan is carried out.
     options : ReadOptions
         How to read.
 
     Returns
     -------
     dict of TileKey to str
-        Why tiles failed; all are in the log.
+        Why tiles failed; these reasons are already logged.
     """
     parts = backend.parts
     failures: dict[TileKey, str] = {}
@@ -172,35 +171,28 @@ def execute(
             background=blank,
         )
         computed = plan.computed[absent]
-        how = backend.resolve(plan, options)
-        failed = _decode(backend, plan, absent[~computed], canvas, how)
+        resolved = backend.resolve(plan, options)
+        failed = _decode(backend, plan, absent[~computed], canvas, resolved)
         named = {parts.key(plan, tile): reason for tile, reason in failed.items()}
         if computed.any():
-            named |= backend.average(plan, absent[computed], canvas, how)
-        parts.log.note(named, report=options.tolerant)
+            named |= backend.average(plan, absent[computed], canvas, resolved)
+        parts.log.record_failures(named, report=options.tolerant)
         failures |= named
     return failures
 
 
 def check(
-    parts: SlideParts,
-    failures: dict[TileKey, str],
-    plans: Sequence[ReadPlan],
-    options: ReadOptions,
+    parts: SlideParts, failures: dict[TileKey, str], plans: Sequence[ReadPlan], options: ReadOptions
 ) -> None:
-    """Raise a `TileError` that names failed tiles, unless the options tolerate them."""
+    """Raise a `TileError` that names the failed tiles, unless the options tolerate them."""
     if failures and not options.tolerant:
-        raise parts.log.error(failures, regions_with(plans, (key[1:] for key in failures)))
+        raise parts.log.error(failures, regions_with(plans, (key[1:4] for key in failures)))
 
 
 def _decode(
-    backend: Backend[Canvas],
-    plan: ReadPlan,
-    tiles: Integers,
-    canvas: Canvas,
-    options: ReadOptions,
+    backend: Backend[Canvas], plan: ReadPlan, tiles: Integers, canvas: Canvas, options: ReadOptions
 ) -> dict[int, str]:
-    """Decode and paste tiles: a batch is read while the one before it is decoded.
+    """Decode and paste tiles; each batch is read while the previous one is decoded.
 
     Returns
     -------
@@ -211,41 +203,44 @@ def _decode(
         return {}
     started, rest = time.perf_counter(), tiles
     image, limits = backend.parts.images[plan.image], backend.limits(plan.image)
+    # At least one tile, even if it exceeds the limit of pixel bytes.
     most = max(1, min(limits.tiles, limits.pixel_bytes // image.tile_bytes))
-    most = -(-len(rest) // -(-len(rest) // most))  # batches of one size
+    most = -(-len(rest) // -(-len(rest) // most))  # equal batches
     failures: dict[int, str] = {}
-    flying: deque[Decoding] = deque()
+    in_flight: deque[Decoding] = deque()
     try:
         while len(rest):
             options.cancellation.check()
-            if len(flying) == limits.in_flight:
-                failures |= flying.popleft().finish()
+            # The oldest batch must finish before another one may use memory.
+            if len(in_flight) == limits.in_flight:
+                failures |= in_flight.popleft().finish()
             some = rest[: _fitting(image, plan.tiles[rest[:most]], limits.encoded_bytes)]
             batch = Batch(plan, image, some, canvas, options)
             try:
-                decoding = backend.begin(batch, more=bool(flying) or len(some) < len(rest))
+                decoding = backend.start(batch, more=bool(in_flight) or len(some) < len(rest))
             except MemoryError:
-                # The batches in flight hold memory; without any, a smaller batch may fit.
-                if flying:
-                    failures |= flying.popleft().finish()
+                # Wait for memory that a batch in flight holds; if none does, try a smaller batch.
+                if in_flight:
+                    failures |= in_flight.popleft().finish()
                 elif most > 1:
                     most //= 2
                 else:
                     raise
             else:
-                flying.append(decoding)
+                in_flight.append(decoding)
                 rest = rest[decoding.count :]
-        while flying:
-            failures |= flying.popleft().finish()
+        while in_flight:
+            failures |= in_flight.popleft().finish()
     finally:
-        for decoding in flying:
+        # After an error, the caller frees its buffers, so no thread may write to them any longer.
+        for decoding in in_flight:
             decoding.cancel()
     backend.timed(canvas, image, len(tiles), started)
     return failures
 
 
 def _fitting(image: LevelLayout, places: Integers, encoded_bytes: int | None) -> int:
-    """Return how many of the first tiles have at most so many encoded bytes; at least one."""
+    """Return how many of the first tiles fit into `encoded_bytes`; at least one."""
     if encoded_bytes is None:
         return len(places)
     sizes = image.grid.byte_counts[:, places[:, 0], places[:, 1]].sum(axis=0)

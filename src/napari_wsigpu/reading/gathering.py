@@ -1,54 +1,59 @@
-"""`GatheredReads`: regions that threads wait for at the same time are read as one batch."""
+"""`GatheredReads`: read regions that several threads request at the same time as one batch."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from napari_wsigpu.model.arrays import AnyArray
+
     Location = tuple[int, int]
 
 
 class GatheredReads:
-    """Reads single regions for many threads: those that wait become one batch.
+    """Reads single regions for many threads: waiting requests become one batch.
 
-    A GPU takes about as long for twenty small regions as for one. Safe under many threads.
+    A GPU takes about as long for twenty small regions as for one. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards `_waiting`
-        self._turn = threading.Lock()  # held by the thread that reads for all that wait
+        self._reading = threading.Lock()  # held by the thread that reads for all waiting threads
         self._waiting: dict[Hashable, list[_Request]] = {}
 
     def read(
-        self, key: Hashable, location: Location, read: Callable[[Sequence[Location]], Any]
-    ) -> Any:
+        self, key: Hashable, location: Location, read: Callable[[Sequence[Location]], AnyArray]
+    ) -> AnyArray:
         """Read one region.
 
         Parameters
         ----------
         key : hashable
-            Only regions of the same key are read together.
+            Only regions with equal keys are read as one batch.
         location : tuple of int
-            The region.
+            (x, y) of the region.
         read : callable
-            Reads the regions at some locations.
+            Reads the regions at a sequence of locations.
 
         Returns
         -------
         array
-            The region's pixels, which may be a part of the batch's memory.
+            The pixels of the region; they may be a view of the batch.
         """
         request = _Request(location)
         with self._lock:
             self._waiting.setdefault(key, []).append(request)
-        with self._turn:
+        # Always `_reading` before `_lock`. `_lock` is not held during a read, so that other threads
+        # can add their requests.
+        with self._reading:
             with self._lock:
-                # Empty if a thread before this one has read the region, or failed to.
+                # `_waiting` no longer holds this request if another thread has read its region, or
+                # has tried to.
                 requests = [] if request.pixels is not None else self._waiting.pop(key, [])
             if len(requests) == 1 and requests[0] is request:
                 request.pixels = read([location])[0]
@@ -57,18 +62,18 @@ class GatheredReads:
         return read([location])[0] if request.pixels is None else request.pixels
 
     @staticmethod
-    def _read_all(requests: list[_Request], read: Callable[[Sequence[Location]], Any]) -> None:
+    def _read_all(requests: list[_Request], read: Callable[[Sequence[Location]], AnyArray]) -> None:
         try:
             batch = read([request.location for request in requests])
         except SlideError:
-            return  # not the failure of all: each thread then reads its own region
+            return  # perhaps only some regions failed, so each thread reads its own
         for request, pixels in zip(requests, batch, strict=True):
             request.pixels = pixels
 
 
 class _Request:
-    """A region that a thread waits for."""
+    """A region that a thread is waiting for."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
-        self.pixels: Any = None
+        self.pixels: AnyArray | None = None

@@ -1,10 +1,10 @@
-"""Levels that a pyramid lacks, by 2 x 2 averages on the device that decodes the finer one."""
+"""`Halving`: compute missing levels of a pyramid as averages of 2 x 2 pixels on a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,27 +16,29 @@ from napari_wsigpu.reading.planning import plan_regions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
-    from napari_wsigpu.gpu.device.device import Stream
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.model.arrays import AnyArray, DeviceArray
     from napari_wsigpu.reading.device import DeviceBackend
     from napari_wsigpu.reading.plan import ReadOptions
 
+    Placed = tuple[int, Rect]  # first pixel in the result, and the rectangle to read
+
+# Bytes of finer pixels that are read at once.
 FINER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Halving:
-    """Averages regions of one image again and again.
+    """Reads regions of a level that is an image halved one or more times.
 
     Parameters
     ----------
     backend : DeviceBackend
-        What reads the finer pixels, and where they are averaged.
+        Reads the finer pixels and averages them on its device.
     number : int
-        The image that is averaged.
+        Number of the image that is averaged.
     halvings : int
-        How many times.
+        Number of times that the image is halved.
     """
 
     _backend: DeviceBackend
@@ -49,34 +51,36 @@ class Halving:
 
     def read(
         self, regions: Regions, options: ReadOptions, share: float, *, to_host: bool = True
-    ) -> Any | None:
+    ) -> AnyArray | None:
         """Read regions of the averaged level.
 
         Parameters
         ----------
         regions : Regions
-            Within the level's extent.
+            Regions inside the level.
         options : ReadOptions
-            How.
+            How to read.
         share : float
-            Part of the tiles that the device decodes.
+            Share of the tiles that the device decodes.
         to_host : bool
-            Return an ndarray instead of a device array, which has no colours.
+            Return an ndarray in the colors of the options, not a device array in stored colors.
 
         Returns
         -------
         array, shape (pixels, channels), or (pixels,) for one channel
-            Region after region. None as in `DeviceBackend.read`, and if there are none.
+            Pixels of one region after another. None as in `DeviceBackend.read`, and if the regions
+            are empty or have steps.
         """
         if regions.step != (1, 1) or not regions.offsets[-1]:
             return None
+        # Stored colors are averaged; the table is applied to the result.
         stored = replace(options, table=None)
         image = self._backend.parts.images[self._number]
         samples = image.channels if options.channel is None else 1
         device = self._backend.device
         shape = int(regions.offsets[-1]), samples
 
-        def average(stream: Stream) -> Any | None:
+        def average(stream: Stream) -> AnyArray | None:
             with stream:
                 pixels = device.empty(shape, image.dtype)
             for group in self._groups(regions, samples * image.dtype.itemsize):
@@ -89,7 +93,8 @@ class Halving:
                     return None
                 with stream:
                     self._put(found.reshape(-1, samples), finer, group, pixels)
-                # Other streams may be given the memory of the finer pixels once these are let go.
+                # Other streams may reuse the memory of the finer pixels, so all work on it must be
+                # done.
                 stream.synchronize()
             if not to_host:
                 return pixels
@@ -103,18 +108,18 @@ class Halving:
             return None
         if pixels is None or options.table is None or not to_host:
             return pixels if pixels is None or options.channel is None else pixels[..., 0]
-        coloured: NDArray[Any] = options.table.recolored(pixels[None])[0]
-        return coloured
+        return options.table.recolored(pixels[None])[0]
 
-    def _groups(self, regions: Regions, pixel: int) -> Iterator[list[tuple[int, Rect]]]:
-        """Cut regions into rows of so many finer pixels as fit into memory.
+    def _groups(self, regions: Regions, pixel: int) -> Iterator[list[Placed]]:
+        """Split regions into groups whose finer pixels fit into memory.
 
         Yields
         ------
         list of (int, Rect)
-            Where each goes in the pixels of all, and what it is.
+            For each part of a group, its first pixel in the buffer of all regions, and its
+            rectangle.
         """
-        group: list[tuple[int, Rect]] = []
+        group: list[Placed] = []
         size = 0
         places = zip(*(column.tolist() for column in (regions.tops, regions.lefts)), strict=True)
         for (top, left), offset, (height, width) in zip(
@@ -133,6 +138,7 @@ class Halving:
             yield group
 
     def _finer(self, rects: Sequence[Rect]) -> Regions:
+        """Return the regions of the finer image that lie under rectangles."""
         image, step = self._backend.parts.images[self._number], self._step
         finer = []
         for rect in rects:
@@ -142,9 +148,9 @@ class Halving:
         return Regions.of(finer)
 
     def _put(
-        self, found: Any, finer: Regions, group: Sequence[tuple[int, Rect]], pixels: Any
+        self, found: DeviceArray, finer: Regions, group: Sequence[Placed], pixels: DeviceArray
     ) -> None:
-        """Average those of one size together, if no average would take rows of two."""
+        """Average parts of one size in one pass, unless a block would mix rows of two parts."""
         offsets = finer.offsets.tolist()
         parts = list(enumerate(zip(finer.shapes, group, strict=True)))
         for (height, width), run in groupby(parts, lambda part: part[1][0]):
@@ -153,20 +159,19 @@ class Halving:
             batches = [[member] for member in members] if alone else [members]
             for batch in batches:
                 first, last = batch[0][0], batch[-1][0]
-                average = found[offsets[first] : offsets[last + 1]].reshape(
-                    -1, width, found.shape[1]
-                )
+                average = found[offsets[first] : offsets[last + 1]]
+                average = average.reshape(-1, width, found.shape[1])
                 for _ in range(self._halvings):
                     average = area_average(average, 2, 2)
-                self._lay(average, [part[1] for _, part in batch], pixels)
+                self._copy(average, [part[1] for _, part in batch], pixels)
 
-    def _lay(self, average: Any, group: Sequence[tuple[int, Rect]], pixels: Any) -> None:
-        """Put averages of one size to their places, all at once where these adjoin."""
+    def _copy(self, average: DeviceArray, group: Sequence[Placed], pixels: DeviceArray) -> None:
+        """Copy averages of one size to their regions; copy adjacent ones together."""
         flat = average.reshape(-1, average.shape[-1])
         size = len(flat) // len(group)
-        begins = np.array([offset for offset, _ in group], np.int64)
-        ends = np.flatnonzero(np.diff(begins) != size) + 1
+        starts = np.array([offset for offset, _ in group], np.int64)
+        ends = np.flatnonzero(np.diff(starts) != size) + 1
         edges = [0, *ends.tolist(), len(group)]
         for first, last in pairwise(edges):
-            place = int(begins[first])
+            place = int(starts[first])
             pixels[place : place + (last - first) * size] = flat[first * size : last * size]

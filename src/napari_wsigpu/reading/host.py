@@ -1,4 +1,4 @@
-"""`HostBackend`: reads, decodes and pastes tiles in host memory."""
+"""`HostBackend`: read, decode and paste tiles in host memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,26 +15,25 @@ from napari_wsigpu import native
 from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.native_format import native_format
-from napari_wsigpu.codecs.raw import lies_decoded
+from napari_wsigpu.codecs.raw import is_stored_decoded
 from napari_wsigpu.native.tables import HELD, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
-from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
+from napari_wsigpu.reading.pasting import NO_PARTS, NoPixels, Paste, WholeTiles, slices_of
 from napari_wsigpu.reading.plan import ReadOptions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
-from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.storage.source import FillingSource, ScatteredSource
+from napari_wsigpu.storage.file_source import FileSource
+from napari_wsigpu.storage.source import FillingSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.decoder import PendingBatch
     from napari_wsigpu.codecs.native_format import NativeFormat
+    from napari_wsigpu.model.arrays import Array, ByteArray, Integers, Mask, Records
     from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileCache
@@ -43,40 +42,37 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.pasting import Targets
     from napari_wsigpu.reading.plan import Keep, ReadPlan
 
-    Integers = NDArray[np.int64]
     HostCanvas = Paste | WholeTiles
 
-# So few tiles are decoded by the calling thread alone.
+# Up to this many tiles, the calling thread decodes alone: waking others would take longer.
 FEW_TILES = 16
 MANY_READERS = 3
 BATCH_BYTES, BATCH_PIXEL_BYTES = 64 << 20, 256 << 20
 NATIVE_LIMITS = Limits(4096, BATCH_BYTES, BATCH_PIXEL_BYTES, 1)
 PYTHON_LIMITS = Limits(512, BATCH_BYTES, BATCH_PIXEL_BYTES, 2)
-# Of larger tiles, only one batch is in flight: the next one uses its memory again.
+# In bytes. With larger tiles, only one batch is in flight, and the next one reuses its memory.
 LARGEST_AHEAD = BATCH_PIXEL_BYTES // 8
 
 
 class HostBackend:
     """Reads tiles of one slide from its source and decodes them on the CPU.
 
-    The native core reads, decodes and pastes the encodings that it knows; others are decoded by
-    imagecodecs on threads.
+    The native core reads, decodes and pastes the encodings that it supports. Other encodings are
+    decoded by imagecodecs on threads.
 
     Parameters
     ----------
     parts : SlideParts
         The slide.
     cache : TileCache
-        Decoded tiles.
+        Cache of decoded tiles.
     timed : callable
-        Called with a level, the number of its tiles that were decoded, and the seconds it took.
+        Called with an image, the number of its tiles that were decoded, and the duration in
+        seconds.
     """
 
     def __init__(
-        self,
-        parts: SlideParts,
-        cache: TileCache,
-        timed: Callable[[LevelLayout, int, float], None],
+        self, parts: SlideParts, cache: TileCache, timed: Callable[[LevelLayout, int, float], None]
     ) -> None:
         self.parts = parts
         self._timed = timed
@@ -88,12 +84,12 @@ class HostBackend:
         self._tile_memory = TileMemory()
         self._averages = Averages(parts, self._bytes, self._tile_memory)
         self._recurrence = Recurrence(cache)
-        # More threads than cores only help those that wait for the interpreter.
+        # The core never waits for the interpreter, so more threads than cores would not help.
         self._threads = min(parts.decoder.threads, os.cpu_count() or 1)
         self._forms: dict[int, NativeFormat | None] = {}
 
-    def blank(self, image: int, table: ColorTable | None) -> Any:
-        """Return the value of pixels that the file does not hold."""
+    def blank(self, image: int, table: ColorTable | None) -> float | Array:
+        """Return the value of pixels that the file does not hold, in the colors of a table."""
         background = self.parts.layout.background
         if table is None:
             return background
@@ -102,56 +98,66 @@ class HostBackend:
     def read(
         self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions
     ) -> None:
-        """Read regions of an image.
+        """Read regions of an image to host memory.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         plans : sequence of ReadPlan
-            As `plan_regions` makes them.
+            The result of `plan_regions`.
         regions : sequence of ndarray, shape (height, width, channels), or (height, width)
-            Where the pixels of each go; without channels if the options name one.
+            Receives the pixels of each region; without channels if the options select one.
         options : ReadOptions
             How to read.
 
         Raises
         ------
         TileError
-            If tiles can't be decoded, with their names.
+            If tiles fail to decode; the error names them.
         SlideError
             If the file can't be read.
         """
         check(self.parts, self._read(number, plans, regions, options), plans, options)
 
-    def read_tiles(
-        self, plan: ReadPlan, options: ReadOptions
-    ) -> dict[tuple[int, int], NDArray[Any]]:
-        """Return the whole tiles of a plan by row and column, without those that fail.
+    def read_tiles(self, plan: ReadPlan, options: ReadOptions) -> dict[tuple[int, int], Array]:
+        """Return the whole tiles of a plan by row and column, except tiles that fail.
 
-        They are cut to the image, and in the cache now.
+        The tiles are cropped to the image, and cached as the options specify.
         """
         tiles = WholeTiles(plan, self.parts.images[plan.image])
         execute(self, [plan], lambda _: tiles, options)
         return tiles.found
 
-    def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
-        """Read a small region by one call of the core, in this thread and without a plan.
+    def check_tiles(self, plan: ReadPlan, options: ReadOptions) -> None:
+        """Decode the whole tiles of a plan and drop their pixels.
+
+        Raises
+        ------
+        TileError
+            If tiles fail to decode; the error names them.
+        """
+        canvas = NoPixels(plan, self.parts.images[plan.image])
+        check(self.parts, execute(self, [plan], lambda _: canvas, options), [plan], options)
+
+    def read_small(self, number: int, region: Rect, pixels: Array) -> Keep | None:
+        """Read a small region with one call of the core, in this thread and without a plan.
 
         Parameters
         ----------
         number : int
-            The image.
+            Number of the image.
         region : Rect
-            A part of it.
+            The region.
         pixels : ndarray, shape (height, width, channels)
-            Where its pixels go, as stored; the distance of pixels may be that of RGBA.
+            Receives the pixels as stored. Pixels may be 4 bytes apart, as in RGBA.
 
         Returns
         -------
         str or None
-            None if it was read. Else it has to be planned, and tiles kept as this says: it is not
-            small, lies partly outside the image, or in tiles that are missing or can't be decoded.
+            None if the region was read. Otherwise it is not small, extends beyond the image, or
+            needs tiles that are missing or that the core can't decode. The caller must then plan
+            it, with the returned value as `ReadOptions.keep`.
         """
         image = self.parts.images[number]
         form = self._form(number, image)
@@ -169,43 +175,42 @@ class HostBackend:
         if count > FEW_TILES:
             return "recurring"
         tiles = [row * form.columns + column for row in rows for column in columns]
-        recur = self._recurrence.note(number, tiles, form.tile_bytes)
-        # Threads that keep tiles wait for each other where they take memory: many are faster
-        # without, although some tiles are decoded twice.
+        recur = self._recurrence.record(number, tiles, form.tile_bytes)
+        # Threads that cache tiles contend for the allocator. With many readers, decoding some
+        # tiles twice is faster.
         recur = recur and self._source.readers < MANY_READERS
-        table, keys, held, kept = None, [], 0, {}
+        table: Records | None = None
+        keys, held, kept = [], 0, {}
         if recur or self._cache.holds_any(slide, number, rows, columns):
             keys = [TileKey(slide, number, row, column) for row in rows for column in columns]
             table = np.zeros(count, TILE)
-            # `cached` holds the pixels until they are pasted.
+            # The records hold bare addresses; `cached` keeps the pixels alive during the call.
             cached = [self._cache.get(key) for key in keys]
             for index, tile in enumerate(cached):
                 if tile is not None:
                     held += 1
-                    record = (0, 0, tile.ctypes.data, 0, 0, *tile.shape[:2], HELD, 0)
-                    table[index] = record
+                    table[index] = (0, 0, tile.ctypes.data, 0, 0, *tile.shape[:2], HELD, 0)
                 elif recur:
-                    kept[index] = self._tile_memory.take(form.tile_bytes)
+                    kept[index] = self._tile_memory.allocate(form.tile_bytes)
                     table["keep"][index] = kept[index].ctypes.data
         assert native.core is not None
-        place = left, top, width, height
-        read = self._source.read_by(
-            native.core.read_region, address, form.level, place, pixels, table
-        )
+        arguments = address, form.level, (left, top, width, height), pixels, table
+        read = self._source.call_native(native.core.read_region, *arguments)
         if read < 0:
             return "all" if recur else "none"
         for index, room in kept.items():
-            self._cache.put(keys[index], form.tile(room, image, cast("Any", table)[index]))
+            assert table is not None
+            self._cache.put(keys[index], form.tile(room, image, table[index]))
         self._log.count_read(held, count - held, read, form.tile_bytes)
         return None
 
     def release(self) -> None:
-        """Free memory that is kept for the next plan."""
+        """Free the buffers that are kept for the next plan."""
         self._bytes.clear()
         self._tile_memory.clear()
 
     def limits(self, number: int) -> Limits:
-        """Return the limits for the tiles of an image."""
+        """Return the limits of batches of an image."""
         image = self.parts.images[number]
         if self._form(number, image) is not None and isinstance(self._source, FileSource):
             return NATIVE_LIMITS
@@ -213,26 +218,24 @@ class HostBackend:
         return PYTHON_LIMITS if ahead else PYTHON_LIMITS._replace(in_flight=1)
 
     def resolve(self, plan: ReadPlan, options: ReadOptions) -> ReadOptions:
-        """Return options that say whether recurring tiles are kept."""
+        """Replace ``keep="recurring"`` with the decision whether to cache the tiles of a plan."""
         if options.keep != "recurring" or not len(plan.tiles):
             return options
         image = self.parts.images[plan.image]
         numbers = plan.tiles[:, 0] * image.grid.columns + plan.tiles[:, 1]
-        recur = self._recurrence.note(plan.image, numbers.tolist(), image.tile_bytes)
+        recur = self._recurrence.record(plan.image, numbers.tolist(), image.tile_bytes)
         return replace(options, keep="all" if recur else "none")
 
     def paste_cached(self, plan: ReadPlan, canvas: HostCanvas, options: ReadOptions) -> Integers:
-        """Paste the tiles of a plan that are in the cache; return the indices of the others."""
-        number = self.parts.number
-        slide = number if options.table is None else ~number
-        tiles = self._cache.get_all(slide, plan.image, plan.tiles)
+        """Paste the cached tiles of a plan; return the indices of the others."""
+        tiles = self._cache.get_all(self.parts.number, plan.image, plan.tiles, options.color)
         for index, pixels in enumerate(tiles):
             if pixels is not None:
-                canvas.take(index, pixels)
+                canvas.put(index, pixels)
         return np.array([index for index, tile in enumerate(tiles) if tile is None], np.int64)
 
-    def begin(self, batch: Batch[HostCanvas], *, more: bool) -> Decoding:
-        """Read a batch and start decoding it."""
+    def start(self, batch: Batch[HostCanvas], *, more: bool) -> Decoding:
+        """Read a batch and start to decode it."""
         form = self._form(batch.plan.image, batch.image)
         if form is not None:
             return self._decode_natively(form, batch)
@@ -243,11 +246,11 @@ class HostBackend:
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: HostCanvas, options: ReadOptions
     ) -> dict[TileKey, str]:
-        """Average tiles from the finer level, some at a time."""
+        """Average tiles from the finer level, in groups that fit into memory."""
         failures: dict[TileKey, str] = {}
         images, image = self.parts.images, self.parts.images[plan.image]
-        # All stored tiles pass through here for an overview, and would drive out what is kept;
-        # the few below an inserted level are wanted next.
+        # An overview reads every stored tile, which would evict the whole cache. Only the tiles
+        # under stored and inserted levels are cached: they are few, and likely to be read next.
         keep = options.keep if not image.computed or plan.image in self._inserted else "none"
         for group in self._averages.groups(plan.image, plan.tiles, tiles):
             options.cancellation.check()
@@ -265,23 +268,23 @@ class HostBackend:
                 if options.table is not None:
                     average = self._tile_memory.copy(options.table.recolored(average))
                 if not failed:
-                    self._cache.put(self._kept_key(plan, tile, options), average)
-                canvas.take(tile, average)
+                    self._cache.put(self.parts.key(plan, tile, options.color), average)
+                canvas.put(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures
 
     def timed(self, canvas: HostCanvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record that so many tiles were decoded since `time.perf_counter` was `started`."""
+        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
         self._timed(image, tiles, time.perf_counter() - started)
 
     def _read(
         self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions
     ) -> dict[TileKey, str]:
-        blank, wanted = self.blank(number, options.table), options.channel
-        if wanted is not None and options.table is not None:
-            blank = blank[wanted]
-        if wanted is not None:
-            plans = [plan for plan in plans if wanted in plan.shown(wanted + 1)]
+        """Read regions of an image; return why tiles failed."""
+        blank, channel = self.blank(number, options.table), options.channel
+        if channel is not None:
+            blank = blank[channel] if isinstance(blank, np.ndarray) else blank
+            plans = [plan for plan in plans if channel in plan.shown(channel + 1)]
         covered = np.zeros(len(regions), np.bool_)
         for plan in plans:
             covered |= plan.covered
@@ -289,39 +292,42 @@ class HostBackend:
             regions[index][...] = blank
 
         def canvas_of(plan: ReadPlan) -> Paste:
-            own, channel = regions, wanted
-            if plan.channels is not None and channel is None:
+            own, shown = regions, channel
+            if plan.channels is not None and shown is None:
                 own = [region[..., plan.channels] for region in regions]
-            elif plan.channels is not None and channel is not None:
-                channel -= plan.channels.start
+            elif plan.channels is not None and shown is not None:
+                shown -= plan.channels.start
             for region, y, end_y, x, end_x, *_ in slices_of(plan.blanks, plan.regions.step):
                 own[region][y:end_y, x:end_x] = blank
-            return Paste(plan, own, channel, blank)
+            return Paste(plan, own, shown, blank)
 
         return execute(self, plans, canvas_of, options)
 
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
-        """Describe an image to the core; None if Python reads and decodes its tiles."""
+        """Return the format of an image for the core; None if Python decodes its tiles."""
         if number not in self._forms:
-            # An added decoder gets the encoded tiles; the core would bypass it.
+            # The core would bypass a decoder that the caller has supplied.
             usual = type(self.parts.decoder) is CpuDecoder
             form = native_format(image) if usual and native.core is not None else None
-            # Other sources hand out uncompressed tiles without a copy.
+            # Sources other than files provide uncompressed tiles without a copy.
             uncopied = form is not None and form.is_raw and not isinstance(self._source, FileSource)
             self._forms[number] = None if uncopied else form
         return self._forms[number]
 
     def _decode_natively(self, form: NativeFormat, batch: Batch[HostCanvas]) -> Decoding:
-        """Read, decode and paste tiles by the core: of a file now, of other sources on a thread.
+        """Read, decode and paste tiles with the core.
 
-        So the next batch is read from a server while this one is decoded.
+        If the source is a file, all tiles are done when this returns. Otherwise another thread
+        decodes them, so that the next batch can be read from a server at the same time.
         """
         assert native.core is not None
         image, plan, options, tiles = batch.image, batch.plan, batch.options, batch.tiles
-        # Colors are converted, and channels chosen, once a tile is decoded.
+        # The core pastes neither converted colors nor single channels (`address` is 0 then): it
+        # decodes whole tiles, and `finish` pastes them.
         parts, pixel_bytes = (NO_PARTS, 0) if options.table is not None else batch.canvas.parts()
         address = form.addresses.get(pixel_bytes, 0)
         kept = batch.kept
+        # Tiles to cache, and all that `finish` pastes, are decoded as a whole into separate memory.
         memory = self._memory_of(image, kept if address else np.ones_like(kept))
         table = form.records(*batch.places.T)
         if address:
@@ -346,6 +352,7 @@ class HostBackend:
         else:
             encoded = self._encoded(image, batch.places)
             table["offset"], table["length"] = encoded.starts[0], encoded.lengths[0]
+            # The core gets a bare address; `finish` keeps `encoded` and thus the bytes alive.
             running = self.parts.decoder.submit(partial(run, memory=encoded.address))
 
         def finish() -> dict[int, str]:
@@ -354,19 +361,22 @@ class HostBackend:
             for index, room in memory.items():
                 if index not in failed:
                     pixels = form.tile(room, image, table[index])
-                    self._take(batch, index, pixels, keep=kept[index], paste=not address)
+                    self._store(batch, index, pixels, keep=kept[index], paste=not address)
             self._count_decoded(image, len(tiles) - len(failed))
+            for index in np.flatnonzero(table["warnings"]).tolist():
+                key = self.parts.key(plan, int(tiles[index]))
+                self._log.record_doubtful(key, int(table["warnings"][index]))
             if not failed:
                 return {}
             indices = list(failed)
-            left = batch.part(np.array(indices, np.int64))
+            rest = batch.part(np.array(indices, np.int64))
             some = None if encoded is None else encoded.part(indices)
-            return self._finish(left, self._schedule(left, some))
+            return self._finish(rest, self._schedule(rest, some))
 
         return Decoding(len(tiles), finish, lambda: running.cancel() or running.exception())
 
     def _finish(self, batch: Batch[HostCanvas], pending: PendingBatch) -> dict[int, str]:
-        """Wait for a batch that threads decode; return why some tiles failed, by their index."""
+        """Wait for a batch that threads decode; return why tiles failed, by index."""
         failed = pending.wait()
         self._count_decoded(batch.image, len(batch.tiles) - len(failed))
         failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
@@ -375,42 +385,35 @@ class HostBackend:
         return failures
 
     def _count_decoded(self, image: LevelLayout, tiles: int) -> None:
-        """Count tiles that the CPU decoded."""
+        """Count tiles that the CPU has decoded."""
         self._log.count_decoded(cpu=tiles)
         self._log.count(bytes_decoded=tiles * image.tile_bytes)
 
-    def _memory_of(
-        self, image: LevelLayout, chosen: NDArray[np.bool_]
-    ) -> dict[int, NDArray[np.uint8]]:
-        """Take memory for whole tiles, by their index in a batch."""
-        # Taken in one thread: a pool's threads would scatter it over as many heaps.
+    def _memory_of(self, image: LevelLayout, chosen: Mask) -> dict[int, ByteArray]:
+        """Allocate memory for the chosen tiles of a batch; return it by index."""
+        # Not in pool threads: malloc would spread their allocations over many heaps.
         indices = np.flatnonzero(chosen).tolist()
         if image.tile_bytes <= self._cache.budget:
             self._cache.make_room(len(indices) * image.tile_bytes)
-        return {index: self._tile_memory.take(image.tile_bytes) for index in indices}
+        return {index: self._tile_memory.allocate(image.tile_bytes) for index in indices}
 
-    def _take(
-        self,
-        batch: Batch[HostCanvas],
-        index: int,
-        pixels: NDArray[Any],
-        *,
-        keep: bool,
-        paste: bool = True,
+    def _store(
+        self, batch: Batch[HostCanvas], index: int, pixels: Array, *, keep: bool, paste: bool = True
     ) -> None:
-        """Convert the colors of a decoded tile, keep it, and paste it."""
+        """Convert the colors of a decoded tile, cache it and paste it."""
         tile, table = int(batch.tiles[index]), batch.options.table
         if table is not None:
             pixels = self._tile_memory.copy(table.recolored(pixels))
         if keep:
-            self._cache.put(self._kept_key(batch.plan, tile, batch.options), pixels)
+            key = self.parts.key(batch.plan, tile, batch.options.color)
+            self._cache.put(key, pixels)
         if paste:
-            batch.canvas.take(tile, pixels)
+            batch.canvas.put(tile, pixels)
 
     def _schedule(
         self, batch: Batch[HostCanvas], encoded: EncodedBatch | None = None
     ) -> PendingBatch:
-        """Start decoding tiles on threads, after reading them unless they were read before."""
+        """Start to decode tiles on threads; read them first unless `encoded` has them."""
         keep = batch.kept
         rooms = self._memory_of(batch.image, keep & (batch.options.table is None))
         slots = HostSlots([rooms.get(index) for index in range(len(keep))])
@@ -418,31 +421,28 @@ class HostBackend:
 
         def deliver(indices: Sequence[int]) -> None:
             for index in indices:
-                self._take(batch, index, slots.pixels[index], keep=kept[index])
+                self._store(batch, index, slots.pixels[index], keep=kept[index])
 
         encoded = encoded or self._encoded(batch.image, batch.places)
         return self.parts.decoder.schedule(encoded, slots, deliver)
 
-    def _kept_key(self, plan: ReadPlan, tile: int, options: ReadOptions) -> TileKey:
-        key = self.parts.key(plan, tile)
-        return key if options.table is None else key.in_srgb()
-
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
-        """Read encoded tiles; uncompressed ones are read later, by the thread that decodes."""
-        offsets, wanted = image.grid.ranges(*tiles.T)
+        """Read encoded tiles; uncompressed ones are read lazily by the thread that decodes them."""
+        offsets, lengths = image.grid.ranges(*tiles.T)
         background = self.parts.layout.background
-        if lies_decoded(image) and isinstance(self._source, FillingSource):
-            ranges = list(zip(offsets[0].tolist(), wanted[0].tolist(), strict=True))
-            self._log.count(bytes_read=int(wanted.sum()))
-            return EncodedBatch.filled(image, tiles, self._source.fills(ranges), background)
-        if isinstance(self._source, ScatteredSource) and image.grid.planes == 1:
-            reads = self._source.read_later(offsets[0], wanted[0])
+        if is_stored_decoded(image) and isinstance(self._source, FillingSource):
+            ranges = list(zip(offsets[0].tolist(), lengths[0].tolist(), strict=True))
+            self._log.count(bytes_read=int(lengths.sum()))
+            return EncodedBatch.from_fills(image, tiles, self._source.fills(ranges), background)
+        if isinstance(self._source, FileSource) and image.grid.planes == 1:
+            reads = self._source.defer_reads(offsets[0], lengths[0])
             if reads is not None:
-                self._log.count(bytes_read=int(wanted.sum()))
-                return EncodedBatch.later(image, tiles, reads, background)
-        joined = self._source.read_joined(offsets.ravel(), wanted.ravel(), self._new_buffer)
+                self._log.count(bytes_read=int(lengths.sum()))
+                return EncodedBatch.from_deferred(image, tiles, reads, background)
+        joined = self._source.read_joined(offsets.ravel(), lengths.ravel(), self._new_buffer)
         self._log.count(bytes_read=int(joined.lengths.sum()))
-        return EncodedBatch.joined(image, tiles, joined, wanted, background)
+        return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
 
     def _new_buffer(self, size: int) -> memoryview:
+        """Provide memory for encoded tiles, which the next batch reuses."""
         return self._bytes.empty((size,), np.dtype(np.uint8)).data

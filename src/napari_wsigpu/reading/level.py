@@ -1,11 +1,11 @@
-"""`LevelArray`: one level as the array-like that napari and scripts slice."""
+"""`LevelArray`: one level as an array-like for napari and scripts."""
 
 from __future__ import annotations
 
 import math
 import operator
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -15,53 +15,55 @@ from napari_wsigpu.reading.dask_level import dask_array
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import SupportsIndex
 
     import dask.array
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
 
+    from napari_wsigpu.model.arrays import AnyArray, Array
     from napari_wsigpu.model.layout import LevelLayout
 
-    Read = Callable[[Span, Span, int | None], NDArray[Any]]
+    Read = Callable[[Span, Span, int | None], Array]
 
 VIEWER_CHUNK = 128
 
 
 class PackedOwner(Protocol):
-    """What levels belong to, on its way to tasks in other processes."""
+    """A picklable stand-in for a level owner, for tasks in other processes."""
 
     def use(self) -> AbstractContextManager[LevelOwner]:
-        """Give out the owner, open at least as long as the context."""
+        """Provide the owner, which stays open at least until the context ends."""
 
 
 class LevelOwner(Protocol):
-    """What levels belong to: makes them again in another process."""
+    """The slide, or plane of a slide, that levels belong to; it recreates unpickled levels."""
 
     @property
     def path(self) -> str:
-        """Path of the file, for messages."""
+        """Path of the slide, for messages."""
 
     def level_array(
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:
-        """Return the level of that number."""
+        """Return a level by its number."""
 
     def plane(self, z: int | None = None, t: int | None = None) -> LevelOwner:
-        """Return a plane along z and t as an owner of its own."""
+        """Return the plane at a position in z and t as an owner."""
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str
-    ) -> Any:
-        """Return a region of a level, of one channel or all, in a device's memory."""
+    ) -> AnyArray:
+        """Read a region of a level, in one channel or all, to device memory."""
 
     def packed(self, device: str) -> PackedOwner:
-        """Return what opens the slide for tasks that put pixels on a device; picklable."""
+        """Return a picklable object that opens the slide for tasks that read to a device."""
 
     def close(self) -> None:
-        """Let go of everything for good."""
+        """Close the owner for good."""
 
 
 class AxisIndex(NamedTuple):
-    """One axis of an index: the positions to read, then the view to take of them."""
+    """The index of one axis: positions to read, and the view of them to return."""
 
     span: Span
     view: slice | int
@@ -71,22 +73,22 @@ class AxisIndex(NamedTuple):
 class LevelArray:
     """Lazily decoded pixels of one level.
 
-    Slicing reads exactly the tiles that are needed and returns a new ndarray.
+    Slicing reads only the tiles that it needs and returns a new ndarray.
 
     Parameters
     ----------
     layout : LevelLayout
         The level.
     read : callable
-        Reads (rows, columns, channel) of it.
+        ``read(rows, columns, channel)`` reads spans of the level.
     slide : LevelOwner
-        The slide it belongs to.
+        The slide that the level belongs to.
     number : int
-        Its number there.
+        Number of the level in the slide.
     channel : int, optional
         Show this channel alone, as a two-dimensional array.
     tolerant : bool
-        Whether `read` shows tiles that can't be decoded as background.
+        Whether `read` shows tiles that fail to decode as background, for viewers.
 
     Attributes
     ----------
@@ -97,12 +99,12 @@ class LevelArray:
     ndim, size : int
         Number of axes and of samples.
     chunks : tuple of int
-        Size of a tile along each axis. A viewer's array says at most 128: viewers draw whole
-        chunks, and those of large tiles or of strips would be many times what a screen shows.
+        Size of a tile along each axis. Tolerant arrays report at most 128: viewers draw whole
+        chunks, and large tiles or strips would exceed the screen many times over.
     slide, number, channel, tolerant
         As given.
     layout : LevelLayout
-        What the level is.
+        Description of the level.
     computed : bool
         Whether the level is computed from a finer one because the file lacks it.
     """
@@ -130,47 +132,48 @@ class LevelArray:
         )
         self.computed = layout.computed
 
-    def __getitem__(self, key: Any) -> NDArray[Any]:
+    def __getitem__(self, key: object) -> Array:
         """Return the pixels at `key` on the host; see `read`.
 
-        Of a viewer's level ``level[:, :, channel]`` is that channel's level, undecoded: so viewers
-        split colours.
+        For a tolerant level, ``level[:, :, channel]`` returns the level of that channel without
+        decoding it: viewers split channels this way.
         """
         channel = self._whole_channel(key)
-        pixels: NDArray[Any] = self.read(key) if channel is None else channel
-        return pixels
+        return self.read(key) if channel is None else channel
 
-    def _whole_channel(self, key: Any) -> Any:
-        """Return the level of one channel if a viewer asks for all of it, else None."""
+    def _whole_channel(self, key: object) -> AnyArray:
+        """Return the level of one channel if a viewer selects all of its pixels; None otherwise."""
         if not (self.tolerant and self.ndim == 3 and isinstance(key, tuple) and len(key) == 3):
             return None
         if key[0] != slice(None) or key[1] != slice(None) or isinstance(key[2], slice):
             return None
-        channel = _axis_index(key[2], self.shape[2]).span.start
+        return self._of_channel(_axis_index(key[2], self.shape[2]).span.start)
+
+    def _of_channel(self, channel: int) -> LevelArray:
         return self.slide.level_array(self.number, channel, tolerant=True)
 
-    def read(self, key: Any, device: str = "cpu") -> Any:
+    def read(self, key: object, device: str = "cpu") -> AnyArray:
         """Read the pixels at an index.
 
         Parameters
         ----------
         key : int, slice, Ellipsis or tuple of these
-            As numpy takes it; slices may have any step.
+            A NumPy index; slices may have any step.
         device : str
-            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. On a device, a tile
-            that can't be decoded always raises.
+            Where to put the pixels: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. On a device, a tile that
+            fails to decode always raises an error.
 
         Returns
         -------
         ndarray or cupy.ndarray
-            As numpy shapes it.
+            The pixels, in the shape that NumPy indexing gives.
 
         Raises
         ------
         IndexError
-            If an index is out of bounds or of another kind.
+            If an index is out of bounds or of an unsupported type.
         TileError
-            If a tile can't be decoded.
+            If a tile fails to decode.
         DeviceError
             If the device can't be used.
         """
@@ -187,24 +190,27 @@ class LevelArray:
                 channel = channels[0].span.start
             else:
                 start, step, length = channels[0].span
-                taken = slice(start, start + step * length, step)
+                chosen = slice(start, start + step * length, step)
                 pixels = self._read(rows.span, columns.span, None)
                 whole = length == self.shape[2] and step == 1
-                return (pixels if whole else pixels[..., taken])[*views, channels[0].view]
+                return (pixels if whole else pixels[..., chosen])[*views, channels[0].view]
         return self._read(rows.span, columns.span, channel)[views]
 
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError("A level has to be decoded, so it can't be had without a copy.")
+            raise ValueError(
+                "np.asarray(level, copy=False) is not supported: decoding always copies."
+            )
         return np.asarray(self[...], dtype=dtype)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LevelArray:
+    def __deepcopy__(self, memo: dict[int, object]) -> LevelArray:
+        # Levels are immutable and share the slide, which can't be copied.
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[object, ...]]:
         return _rebuild, (self.slide, self.number, self.channel, self.tolerant)
 
     def __repr__(self) -> str:
@@ -213,20 +219,20 @@ class LevelArray:
     def to_dask(self, tiles: int | None = None, device: str = "cpu") -> dask.array.Array:
         """Return the level as a Dask array; nothing is decoded yet.
 
-        Its tasks may run in any process that reaches the file by the same path. Each process opens
-        the slide once, whatever it is asked of it. As Dask runs tasks side by side, each decodes
-        in its own thread there, unless the slide was opened with a number of `threads`.
-        In this process tasks read through this slide, which has to stay open.
+        Tasks may run in any process that can open the file by the same path. Each process opens
+        the slide once for all tasks. Dask runs tasks concurrently, so each task decodes in its
+        own thread, unless the slide was opened with a number of `threads`. In this process, tasks
+        read from this slide, which must stay open.
 
         Parameters
         ----------
         tiles : int, optional
-            Tiles a chunk along each axis; by default chunks are about 32 MiB, as square as whole
-            tiles allow.
+            Tiles per chunk along each axis. By default, chunks have about 32 MiB and are as square
+            as whole tiles allow.
         device : str
-            Where the chunks shall be: ``"cpu"``, or ``"cuda"`` for CuPy arrays on the first device
-            that the process sees. A slide of device ``"auto"`` is decoded there, too, in other
-            processes.
+            Where to put the chunks: ``"cpu"``, or ``"cuda"`` for CuPy arrays on the first device
+            that the process sees. If the slide's device is ``"auto"``, other processes then also
+            decode on that device.
 
         Raises
         ------
@@ -239,30 +245,30 @@ class LevelArray:
         """
         return dask_array(self, tiles, device, {})
 
-    def __dask_tokenize__(self) -> Any:
+    def __dask_tokenize__(self) -> AnyArray:
         from dask.base import normalize_token
 
         return normalize_token((self.slide, self.number, self.channel, self.tolerant))
 
     def _read_to_device(
         self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
-    ) -> Any:
+    ) -> AnyArray:
         spans = rows.span, columns.span
         pixels = self.slide.read_to_device(self.number, *spans, self.channel, device)
-        taken = [slice(None), slice(None)]
+        chosen = [slice(None), slice(None)]
         for start, step, length in (axis.span for axis in channels):
-            taken.append(slice(start, start + step * length, step))
-        return pixels[tuple(taken)][tuple(axis.view for axis in (rows, columns, *channels))]
+            chosen.append(slice(start, start + step * length, step))
+        return pixels[tuple(chosen)][tuple(axis.view for axis in (rows, columns, *channels))]
 
 
 def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:
     return slide.level_array(index, channel, tolerant=tolerant)
 
 
-def expand(key: Any, ndim: int) -> tuple[Any, ...]:
-    """Return one index an axis."""
+def expand(key: object, ndim: int) -> tuple[object, ...]:
+    """Expand an index to one item per axis."""
     key = key if isinstance(key, tuple) else (key,)
-    dots = [place for place, index in enumerate(key) if index is Ellipsis]
+    dots = [axis for axis, index in enumerate(key) if index is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if len(key) - len(dots) > ndim:
@@ -276,14 +282,14 @@ def expand(key: Any, ndim: int) -> tuple[Any, ...]:
     return (*key[: dots[0]], *fill, *key[dots[0] + 1 :])
 
 
-def taken(axis: range, index: Any) -> range | int:
-    """Return what an index takes of the positions along an axis."""
+def select(axis: range, index: object) -> range | int:
+    """Return the positions along an axis that an index selects."""
     if isinstance(index, slice):
         return axis[index]
     if isinstance(index, bool | np.bool_):
         raise IndexError("levels are indexed by integers, slices and '...', not by booleans")
     try:
-        return axis[operator.index(index)]
+        return axis[operator.index(cast("SupportsIndex", index))]
     except TypeError:
         raise IndexError(
             f"levels are indexed by integers, slices and '...', not by {type(index).__name__}"
@@ -292,8 +298,9 @@ def taken(axis: range, index: Any) -> range | int:
         raise IndexError(f"index {index} is out of bounds for axis with size {len(axis)}") from None
 
 
-def _axis_index(index: Any, length: int) -> AxisIndex:
-    found = taken(range(length), index)
+def _axis_index(index: object, length: int) -> AxisIndex:
+    """Convert the index of an axis; for a negative step, read forward, then reverse."""
+    found = select(range(length), index)
     if isinstance(found, int):
         return AxisIndex(Span(found, 1, 1), 0)
     if found.step > 0:

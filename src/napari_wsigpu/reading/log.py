@@ -1,4 +1,4 @@
-"""What happened to the tiles of one slide: counters, failures, and who is told of them."""
+"""`TileLog`: counters, failures and reports of the tiles of one slide."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.model.errors import TileError
+from napari_wsigpu.native.tables import WARNINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from napari_wsigpu.reading.cache import TileKey
 
-MOST_REPORTS = 10
+MAX_REPORTS = 10
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
 class TileLog:
-    """Counts tiles and reports those that can't be decoded, each once; thread-safe.
+    """Counts tiles, and reports the first failed ones, each once. Thread-safe.
 
     Parameters
     ----------
     path : str
         The slide's path, for messages.
     names : Mapping of int to str
-        Names of images that are no levels, for messages.
+        Names of images other than levels, for messages.
     explain : callable, optional
-        Says of the level, row and column of a failed tile why it failed, if it knows better than
-        who decoded it.
+        ``explain(image, row, column)`` returns a better reason for a failed tile than the
+        decoder's, or None.
     check : callable, optional
-        Raises what is wrong with the file as a whole, before tiles are blamed.
+        Raises a SlideError if the file as a whole is at fault, before tiles are blamed.
+    on_failed_tile : callable, optional
+        Called with the name of each reported tile and the reason, without holding the lock.
     """
 
     _path: str
@@ -43,19 +46,21 @@ class TileLog:
     _explain: Callable[[int, int, int], str | None] | None = None
     _check: Callable[[], None] | None = None
     on_failed_tile: Callable[[str, str], None] | None = None
+    # Guards the fields below; `has_failed` needs no lock, as dict lookups are atomic.
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _counts: Counter[str] = field(default_factory=Counter)
     _decoded: Counter[str] = field(default_factory=Counter)
     _failed: dict[TileKey, str] = field(default_factory=dict)
     _reported: set[TileKey] = field(default_factory=set)
+    _doubtful: dict[TileKey, int] = field(default_factory=dict)
 
     def count(self, **numbers: int) -> None:
-        """Add to counters: tiles_asked, cache_hits, computed, background, bytes_*."""
+        """Add to the counters tiles_asked, cache_hits, computed, background and bytes_*."""
         with self._lock:
             self._counts.update(numbers)
 
     def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
-        """Add tiles from the cache, tiles decoded on the CPU, bytes read, and bytes a tile."""
+        """Count a small read: cached and decoded tiles, bytes read, bytes per tile."""
         with self._lock:
             counts = self._counts
             counts["tiles_asked"] += held + decoded
@@ -65,12 +70,12 @@ class TileLog:
             self._decoded["cpu"] += decoded
 
     def count_decoded(self, **numbers: int) -> None:
-        """Add to the number of tiles that each decoder decoded, by its name."""
+        """Add to the numbers of tiles that each decoder has decoded."""
         with self._lock:
             self._decoded.update(numbers)
 
-    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
-        """Return the counters as a JSON-serialisable dict, and the first failed tiles."""
+    def stats(self, most_failed: int | None = None) -> dict[str, object]:
+        """Return the counters and the first failed tiles as a JSON-serializable dict."""
         with self._lock:
             return {
                 "tiles_asked": self._counts["tiles_asked"],
@@ -86,40 +91,62 @@ class TileLog:
                 },
             }
 
-    def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
-        """Count failed tiles; report each once, when it is first shown, and of many the first.
+    def record_failures(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
+        """Count failed tiles; report the first `MAX_REPORTS`, each when it is first shown.
 
         Raises
         ------
         SlideError
-            If it is the file that is at fault.
+            If the file as a whole is at fault.
         """
         if not failures:
             return
+        # If the file has changed, its tiles are not to blame.
         if self._check is not None:
             self._check()
         failures = self._explained(failures)
         with self._lock:
             self._failed |= failures
-            unsaid = failures.keys() - self._reported if report else set()
-            said = len(self._reported)
-            self._reported |= unsaid
-        for key in sorted(unsaid)[: max(0, MOST_REPORTS - said)]:
+            unreported = failures.keys() - self._reported if report else set()
+            reported = len(self._reported)
+            self._reported |= unreported
+        # Without holding the lock: the listener may take other locks.
+        for key in sorted(unreported)[: max(0, MAX_REPORTS - reported)]:
             name, why = self._name(key), failures[key]
-            logger.warning(
-                "The tile at %s of '%s' is shown as background: %s", name, self._path, why
-            )
+            logger.warning("The tile at %s of '%s' can't be decoded: %s", name, self._path, why)
             if self.on_failed_tile is not None:
                 self.on_failed_tile(name, why)
-        if said <= MOST_REPORTS < said + len(unsaid):
-            logger.warning("So are more tiles of '%s', which are only counted", self._path)
+        if reported <= MAX_REPORTS < reported + len(unreported):
+            logger.warning(
+                "Further tiles of '%s' failed; they are counted, but no longer reported one by one",
+                self._path,
+            )
+
+    def record_doubtful(self, key: TileKey, warnings: int) -> None:
+        """Record the warnings, bits of `native.tables.WARNINGS`, about a tile that was decoded."""
+        with self._lock:
+            self._doubtful[key] = self._doubtful.get(key, 0) | warnings
+
+    def forget_doubtful(self) -> None:
+        """Forget the doubtful tiles."""
+        with self._lock:
+            self._doubtful.clear()
+
+    def doubtful_tiles(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the name of each doubtful tile and the codes of the warnings about it."""
+        with self._lock:
+            found = sorted(self._doubtful.items())
+        return [
+            (self._name(key), tuple(code for bit, code in WARNINGS.items() if warnings & bit))
+            for key, warnings in found
+        ]
 
     def has_failed(self, key: TileKey | None = None) -> bool:
-        """Whether a tile, or any tile at all, could not be decoded."""
+        """Return whether a tile has failed to decode; without a key, whether any tile has."""
         return bool(self._failed) if key is None else key in self._failed
 
     def error(self, failures: Mapping[TileKey, str], regions: Sequence[int] = ()) -> TileError:
-        """Return the exception that names failed tiles, and regions that show them."""
+        """Return the exception that names failed tiles and the regions that show them."""
         named = [(self._name(key), why) for key, why in sorted(self._explained(failures).items())]
         return TileError(self._path, named, regions)
 
@@ -127,10 +154,10 @@ class TileLog:
         if self._explain is None:
             return failures
         return {
-            key: self._explain(key.level, key.row, key.column) or why
+            key: self._explain(key.image, key.row, key.column) or why
             for key, why in failures.items()
         }
 
     def _name(self, key: TileKey) -> str:
-        image = self._names.get(key.level, f"level {key.level}")
+        image = self._names.get(key.image, f"level {key.image}")
         return f"{image}, row {key.row}, column {key.column}"

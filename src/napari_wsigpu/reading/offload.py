@@ -1,15 +1,15 @@
-"""`Offload`: the choice of what decodes a slide's tiles, and reading by a GPU where it is one."""
+"""`Offload`: choose the CPU or a GPU to decode a slide's tiles, and read with the GPU."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.device.devices import cuda_index, device_index
 from napari_wsigpu.gpu.device.verify import Verifier
-from napari_wsigpu.gpu.jpeg.codestream import recipe
+from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.device import DeviceBackend
@@ -20,22 +20,21 @@ from napari_wsigpu.reading.throughput import tile_kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
+    from napari_wsigpu.model.arrays import AnyArray, Array
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.on_device import ReadTiles
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import ReadOptions, ReadPlan, Regions
     from napari_wsigpu.reading.throughput import Throughput
 
-# Displays draw on devices whose tiles are sure to hold a view, and what is around it.
+# In bytes. Displays draw on a device only if its cache can hold a view and its surroundings.
 LEAST_BUDGET = 256 << 20
 
 CPU = "CPU"
-# By what is decoded, and the path that nvImageCodec decodes it on.
+# Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
 ENGINES = {
     ("jpeg", "hardware"): "hardware JPEG engine",
     ("jpeg", "hybrid"): "JPEG without a hardware engine",
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Offload:
-    """Reads one slide by a GPU where that is chosen, or proves to be faster than the CPU.
+    """Reads one slide with a GPU if one is chosen, or if it is measured to be faster than the CPU.
 
     Parameters
     ----------
@@ -57,11 +56,7 @@ class Offload:
     """
 
     def __init__(
-        self,
-        parts: SlideParts,
-        devices: Devices,
-        throughput: Throughput,
-        device: str,
+        self, parts: SlideParts, devices: Devices, throughput: Throughput, device: str
     ) -> None:
         self._parts = parts
         self._path = parts.layout.path
@@ -72,7 +67,7 @@ class Offload:
         self._devices = devices
         self._throughput = throughput
         self._choice = device, device_index(device)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_backends`, and the first report of `_gpu_failure`
         self._backends: dict[int, DeviceBackend] = {}
         self._on_device: TilesOnDevice | None = None
         self._verifier = Verifier(parts.layout.path)
@@ -82,14 +77,14 @@ class Offload:
 
     @property
     def device(self) -> str:
-        """What shall decode; from the next read on, if it is set.
+        """The device that decodes, from the next read on, or ``"auto"``.
 
-        A GPU that failed is tried again then.
+        Setting it also allows a GPU that has failed to be used again.
 
         Raises
         ------
         DeviceError
-            If it can't be used; nothing has changed then.
+            If the device can't be used; the previous choice remains.
         """
         return self._choice[0]
 
@@ -98,19 +93,20 @@ class Offload:
         index = device_index(device)
         if index is not None:
             self._devices.worker(index)
+        # One tuple: readers take no lock, and must not combine a device with the index of another.
         self._choice, self._gpu_failure = (device, index), None
 
     @property
     def index(self) -> int | None:
-        """Number of the GPU that was chosen, if one was."""
+        """Number of the chosen GPU; None for ``"auto"`` and ``"cpu"``."""
         return self._choice[1]
 
     @property
     def decoder(self) -> tuple[str, str]:
-        """What decodes level 0 now, and why it is this or how it decodes; starts nothing."""
+        """The decoder of level 0, and why it was chosen or how it decodes; starts no GPU."""
         image, (device, index) = self._images[0].stored[0], self._choice
         against = self._verifier.reason or self._gpu_failure
-        how = recipe(image)
+        how = recipe_for(image)
         if image.library is not None:
             return image.library.name, str(how)
         if device == "cpu":
@@ -121,34 +117,34 @@ class Offload:
             return CPU, against
         if index is not None:
             return self._on_gpu(index, how)
-        waiting = self._devices.background.waiting(how.kind)
+        waiting = self._devices.background.waiting_reason(how.kind)
         if waiting is not None:
             return CPU, waiting
         gpu, engine = self._on_gpu(0, how)
         key = tile_kind(image)
-        if not self._throughput.settled(key):
-            return f"{gpu} and {CPU}", "which of them is faster is being measured"
-        way = self._throughput.choose(key)
-        if way == "both":
+        if not self._throughput.is_measured(key):
+            return f"{gpu} and {CPU}", "measuring which of them is faster"
+        mode = self._throughput.choose(key)
+        if mode == "both":
             return f"{gpu} and {CPU}", f"{engine}; together they are faster"
-        return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
+        return (gpu, engine) if mode == "gpu" else (CPU, "measured faster than the GPU")
 
     def _on_gpu(self, index: int, how: Recipe) -> tuple[str, str]:
-        """Return a GPU that decodes, and how it does; else the CPU, and why."""
+        """Return the name of a GPU and how it decodes, or the CPU and why the GPU does not."""
         worker = self._devices.started(index)
         if worker is None:
-            return f"GPU {index}", "it is starting"
+            return f"GPU {index}", "starting up"
         name = f"GPU {index} ({worker.device.model})"
-        nothing = CPU, f"{name} has no decoder for it"
+        unsupported = CPU, f"{name} has no decoder for this compression"
         if not how.by_library and worker.jpeg2000.works is False:
-            return nothing
+            return unsupported
         if not worker.has_tried(how.kind):
-            return name, "its decoder starts with the first tiles"
-        engine = worker.made_engine(how.kind)
-        return nothing if engine is None else (name, ENGINES[how.kind, engine])
+            return name, "the decoder starts when the first tiles are decoded"
+        engine = worker.active_engine(how.kind)
+        return unsupported if engine is None else (name, ENGINES[how.kind, engine])
 
     def worker(self, device: str) -> DecodeWorker:
-        """Return what reads to a device, named as in `read_to_device`.
+        """Return the worker of a device, named as in `RegionReader.read_to_device`.
 
         Raises
         ------
@@ -162,20 +158,20 @@ class Offload:
 
     def read(
         self, number: int, plans: Sequence[ReadPlan], regions: Regions, options: ReadOptions
-    ) -> NDArray[Any] | None:
-        """Read regions to the host by the GPU if it is there, ready and the fastest.
+    ) -> Array | None:
+        """Read regions to the host with a GPU if one is chosen, or is ready and likely faster.
 
         Returns
         -------
         ndarray, shape (pixels, channels), or (pixels,) for one channel, or None
-            Region after region; None if the CPU is to read them.
+            Pixels of one region after another; None if the CPU should read them.
 
         Raises
         ------
         TileError
-            If tiles can't be decoded, with their names.
+            If tiles fail to decode; the error names them.
         DeviceError
-            If the device that was chosen fails.
+            If the chosen device fails.
         SlideError
             If the file can't be read.
         """
@@ -183,13 +179,16 @@ class Offload:
         level = self._images[finer]
         image = level.stored[0]
         device, index = self._choice
-        if device == "cpu" or number < 0 or level.computed or self._gpu_failure is not None:
+        if device == "cpu" or level.computed or self._gpu_failure is not None:
             return None
-        how = recipe(image)
+        if number in self._parts.associated:
+            return None
+        how = recipe_for(image)
+        # `recipe_for` returns a reason instead of a recipe if a GPU can't decode the image.
         if isinstance(how, str) or self._verifier.reason is not None:
             return None
 
-        def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
+        def read(worker: DecodeWorker, share: float) -> Array | None:
             backend = self.backend(worker)
             if halvings:
                 return Halving(backend, finer, halvings).read(regions, options, share)
@@ -198,28 +197,28 @@ class Offload:
         if index is not None:
             return read(self._devices.worker(index), 1.0)
         worker = self._devices.background.worker(how.kind)
-        way = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
-        if worker is None or way == "cpu":
+        mode = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
+        if worker is None or mode == "cpu":
             return None
         try:
-            return read(worker, self._share(image, way))
+            return read(worker, self._share(image, mode))
         except DeviceError as error:
             with self._lock:
                 first = self._gpu_failure is None
                 self._gpu_failure = str(error).removesuffix(".")
-            if first:
+            if first:  # if several threads fail, only one reports it
                 logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None
 
     def tiles_on_device(self, read: ReadTiles) -> TilesOnDevice | None:
-        """Return the slide's tiles on the device that decodes them now; None if the CPU does.
+        """Return the slide's tiles on the device that decodes them; None if the CPU does.
 
         Parameters
         ----------
         read : callable
-            As `RegionReader.read_tiles`.
+            `RegionReader.read_tiles`.
         """
-        how, (_, index) = recipe(self._images[0].stored[0]), self._choice
+        how, (_, index) = recipe_for(self._images[0].stored[0]), self._choice
         worker = None
         if not isinstance(how, str) and self.decoder[0] != CPU:
             worker = self._devices.started(index or 0)
@@ -232,12 +231,12 @@ class Offload:
         return found
 
     def share_on(self, image: LevelLayout) -> float:
-        """Return the part of an image's tiles that a device decodes for itself."""
-        wanted, own = self._choice
-        way = "gpu" if own is not None else "cpu"
-        if wanted == "auto" and not isinstance(recipe(image), str):
-            way = self._throughput.choose(tile_kind(image))
-        return self._share(image, way)
+        """Return the share of an image's tiles that a device decodes instead of the CPU."""
+        device, index = self._choice
+        mode = "gpu" if index is not None else "cpu"
+        if device == "auto" and not isinstance(recipe_for(image), str):
+            mode = self._throughput.choose(tile_kind(image))
+        return self._share(image, mode)
 
     def _average(
         self,
@@ -246,13 +245,13 @@ class Offload:
         regions: Regions,
         options: ReadOptions,
         share: float,
-    ) -> Any | None:
-        """Average regions of a level on a device, where they stay.
+    ) -> AnyArray | None:
+        """Average regions of a level on a device and leave them there.
 
         Returns
         -------
         device array, shape (pixels, channels), or None
-            None if the level is not one of those that are averaged there, or memory is short.
+            None if the level is not averaged on devices, or memory is short.
         """
         finer, halvings = self._stored(number)
         if not halvings or self._images[finer].computed:
@@ -261,14 +260,14 @@ class Offload:
         return halving.read(regions, options, share, to_host=False)
 
     def _stored(self, number: int) -> tuple[int, int]:
-        """Return the level that another is averaged from, and how often it is halved."""
+        """Return the stored level that a level is averaged from, and the number of halvings."""
         halvings = 0
         while number in self._halved:
             number, halvings = self._halved[number], halvings + 1
         return number, halvings
 
     def release(self) -> None:
-        """Let go of streams, tiles and memory on devices."""
+        """Release streams, tiles and memory on devices."""
         with self._lock:
             backends, self._backends = self._backends, {}
             self._on_device = None
@@ -282,18 +281,19 @@ class Offload:
 
     def backend(self, worker: DecodeWorker) -> DeviceBackend:
         """Return the slide's backend on a worker's device."""
+        # Created under the lock, so that all threads share one backend, which `release` finds.
         with self._lock:
             backend = self._backends.get(id(worker))
             if backend is None:
                 decoder = NvImageCodecDecoder(worker, self._parts.decoder, self._verifier)
                 tiles = self._devices.tiles(worker.device)
-                backend = DeviceBackend(self._parts, decoder, tiles, self._note)
+                backend = DeviceBackend(self._parts, decoder, tiles, self._record)
                 self._backends[id(worker)] = backend
             return backend
 
-    def _note(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
-        self._throughput.note(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
+    def _record(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
+        self._throughput.record(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
 
-    def _share(self, image: LevelLayout, way: str) -> float:
-        """Return the part of the tiles that the device decodes."""
-        return self._throughput.share(tile_kind(image)) if way == "both" else float(way == "gpu")
+    def _share(self, image: LevelLayout, mode: str) -> float:
+        """Return the share of the tiles that the device decodes."""
+        return self._throughput.share(tile_kind(image)) if mode == "both" else float(mode == "gpu")

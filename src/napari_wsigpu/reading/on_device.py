@@ -4,67 +4,66 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.device.device import TileFormat
+from napari_wsigpu.gpu.device.interfaces import TileFormat
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.device import fill_channels, tile_format
-from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
+from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.device import Stream
-    from napari_wsigpu.gpu.transfer.tiles import Reserved
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Integers, Mask, Records
     from napari_wsigpu.reading.device import DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
 
     Tile = tuple[int, int]
-    ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, NDArray[Any]]]
-    Put = Callable[[int, Any, Stream], None]
-    Average = Callable[[int, Regions, ReadOptions, float], Any | None]
+    ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, Array]]
+    Put = Callable[[int, AnyArray, Stream], None]
+    Average = Callable[[int, Regions, ReadOptions, float], DeviceArray | None]
 
 WHOLE = ReadOptions(tolerant=True)
 
 
-class Drawn(NamedTuple):
-    """What to draw of one level.
+class LevelTiles(NamedTuple):
+    """Tiles of one level to draw.
 
     Attributes
     ----------
     number : int
         Number of the level.
     tiles : ndarray of int64, shape (parts, 2)
-        Row and column of each part's tile.
-    parts : ndarray of `gpu.tables.SCALED`
-        The parts; `source` is filled in.
+        Row and column of the tile of each part.
+    parts : ndarray of `gpu.device.kernel_tables.SCALED`
+        The parts; `TilesOnDevice.draw` fills in `source`.
     """
 
     number: int
-    tiles: NDArray[np.int64]
-    parts: NDArray[np.void]
+    tiles: Integers
+    parts: Records
 
 
 @dataclass(frozen=True, eq=False)
 class TilesOnDevice:
-    """One slide's tiles on the device that decodes them, in stored colours.
+    """One slide's tiles on the device that decodes them, with colors as stored.
 
     Parameters
     ----------
     backend : DeviceBackend
-        What decodes, and works on the device; kept as an attribute.
+        Decodes on the device; kept as an attribute.
     read : callable
-        As `RegionReader.read_tiles`: what the device can't decode for itself.
+        `RegionReader.read_tiles`, for tiles that the device can't decode.
     average : callable
-        Averages regions of a level that the file lacks, where they stay; None if it can't.
+        Averages regions of a computed level on the device; returns None if it can't.
     """
 
     backend: DeviceBackend
@@ -77,11 +76,11 @@ class TilesOnDevice:
 
     @property
     def device(self) -> CudaDevice:
-        """Where they are."""
+        """The device that holds the tiles."""
         return self.backend.device
 
-    def here(self, number: int, tiles: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of some tiles of a level, by row and column, are decoded now."""
+    def decoded(self, number: int, tiles: Integers) -> Mask:
+        """Return the mask of the tiles of a level that are in device memory now."""
         reserved, here = self.backend.tiles.find(self._parts.number, number, tiles)
         if reserved is not None:
             self.backend.tiles.unpin(reserved)
@@ -95,27 +94,29 @@ class TilesOnDevice:
         number : int
             Number of the level.
         places : sequence of (int, int)
-            Row and column of each.
+            Row and column of each tile.
         share : float
-            Part of the tiles that the device decodes.
+            Share of the tiles that the device decodes.
 
         Returns
         -------
         set of (int, int)
-            Those that failed, and show the background.
+            Row and column of each tile that failed and shows the background.
 
         Raises
         ------
         DeviceError
             If the device fails.
         SlideError
-            If the file or its server doesn't give their bytes.
+            If the tiles can't be read from the file or server.
         """
         image = self._parts.images[number]
+        # The device halves computed levels and decodes stored ones. The host reads and uploads
+        # mosaics and tiles that the device can't decode.
         if image.computed:
             self._halve(number, self._absent(number, places), share)
         elif not image.parts:
-            regions = Regions.of(tile_rect(image, *place) for place in places)
+            regions = Regions.of(image.tile_rect(*place) for place in places)
             plans = plan_regions(number, self._parts.images, regions)
             self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
         absent = self._absent(number, places)
@@ -126,46 +127,44 @@ class TilesOnDevice:
 
     def draw(
         self,
-        drawn: Sequence[Drawn],
+        drawn: Sequence[LevelTiles],
         shape: tuple[int, int],
         channel: int | None,
         table: ColorTable | None,
-        of_overview: NDArray[np.void] | None,
-        overview: Any,
-        blank: Any,
+        pictures: Sequence[tuple[DeviceArray, Records]],
+        blank: float | Array,
         *,
         holes: bool,
-    ) -> tuple[Any, set[tuple[int, int, int]]]:
-        """Draw tiles that are here in a new device array.
+    ) -> tuple[DeviceArray, set[tuple[int, int, int]]]:
+        """Draw tiles that are in device memory into a new device array.
 
         Parameters
         ----------
-        drawn : sequence of Drawn
-            What; tiles that are not here any more show what lies below, or the background.
+        drawn : sequence of LevelTiles
+            The tiles to draw, bottom to top. In place of an evicted tile, the tiles below it or the
+            background show.
         shape : tuple of int
             Height and width.
         channel : int or None
-            The channel; None for RGBA.
+            The channel to draw; None for RGBA.
         table : ColorTable or None
-            The colours that pixels get.
-        of_overview : ndarray of `gpu.tables.SCALED` or None
-            Parts of the coarsest level.
-        overview : device array
-            That level.
+            Converts pixels to sRGB.
+        pictures : sequence of (device array, ndarray of `gpu.device.kernel_tables.SCALED`)
+            Arrays in the colors to show, and their parts, which are drawn first.
         blank : number or ndarray
-            The background in these colours.
+            The background in the colors to show.
         holes : bool
-            Whether it is seen anywhere, even if all tiles are here.
+            Whether the background shows anywhere even with all tiles available.
 
         Returns
         -------
         pixels : device array, shape (height, width, 4), or (height, width) for a channel
-            What is drawn.
+            The drawing.
         gone : set of (int, int, int)
-            Level's number, row and column of each tile that is not here any more.
+            Number of the level, row and column of each tile that was evicted.
         """
         image, found = self._parts.images[0], []
-        work: list[tuple[NDArray[np.void], TileFormat, Any]] = []
+        work: list[tuple[Records, TileFormat, DeviceArray | None]] = []
         device = self.device
         gone: set[tuple[int, int, int]] = set()
         try:
@@ -174,6 +173,7 @@ class TilesOnDevice:
                 size = (*shape, 4) if channel is None else shape
                 pixels = self.backend.empty(size, image.dtype)
             for number, tiles, parts in drawn:
+                # `DeviceTiles.find` accepts each tile once, but several parts may show one tile.
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
                 reserved, here = self.backend.tiles.find(self._parts.number, number, unique)
                 gone.update((number, row, column) for row, column in unique[~here].tolist())
@@ -185,11 +185,11 @@ class TilesOnDevice:
                 parts["source"] = addresses[which.reshape(-1)]
                 seen = parts[parts["source"] > 0]
                 work.append((seen, tile_format(self._parts.images[number]), colors))
-            if of_overview is not None:
-                height, width, *samples = overview.shape
+            for array, parts in reversed(pictures):
+                height, width, *samples = array.shape
                 tile = TileFormat(height, width, math.prod(samples), image.dtype.name)
-                of_overview["source"] = device.address(overview)
-                work.insert(0, (of_overview, tile, None))
+                parts["source"] = device.address(array)
+                work.insert(0, (parts, tile, None))
 
             def task(stream: Stream) -> None:
                 if holes or gone:
@@ -198,91 +198,85 @@ class TilesOnDevice:
                     of_tile = channel if tile.channels > 1 or channel is None else 0
                     device.paste_scaled(parts, tile, pixels, stream, channel=of_tile, colors=used)
 
+            # `work` returns when the kernels are done; until then the slots must stay pinned.
             self.backend.work(task)
         finally:
             for reserved in found:
                 self.backend.tiles.unpin(reserved)
         return pixels, gone
 
-    def _fill(self, pixels: Any, blank: Any, stream: Stream) -> None:
+    def _fill(self, pixels: DeviceArray, blank: float | Array, stream: Stream) -> None:
         if pixels.ndim == 2:
-            self.device.fill(pixels, blank, stream)
+            self.device.fill(pixels, float(blank), stream)
             return
         values = [*np.broadcast_to(blank, (3,)).tolist(), 255]
         fill_channels(self.device, pixels, values, stream)
 
     def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
         tiles = np.array(list(places), np.int64).reshape(-1, 2)
-        here = self.here(number, tiles)
+        here = self.decoded(number, tiles)
         return {(row, column) for row, column in tiles[~here].tolist()}
 
     def _failed(self, number: int, places: Collection[Tile]) -> set[Tile]:
-        if not self._parts.log.has_failed():
+        log = self._parts.log
+        if not log.has_failed():
             return set()
         computed = self._parts.images[number].computed
         keys = {place: TileKey(self._parts.number, number, *place) for place in places}
-        return {
-            place
-            for place, key in keys.items()
-            if self._parts.log.has_failed(None if computed else key)
-        }
+        return {place for place, key in keys.items() if log.has_failed(None if computed else key)}
 
     def _halve(self, number: int, places: Collection[Tile], share: float) -> None:
-        """Average tiles where they stay; those at the image's edges are left to the host."""
+        """Average whole tiles on the device; the host averages those cropped at edges."""
         image = self._parts.images[number]
         height, width = size = image.grid.tile_height, image.grid.tile_width
-        whole = [place for place in sorted(places) if tile_rect(image, *place)[2:] == size]
+        whole = [place for place in sorted(places) if image.tile_rect(*place)[2:] == size]
         if not whole:
             return
-        regions = Regions.of(tile_rect(image, *place) for place in whole)
+        regions = Regions.of(image.tile_rect(*place) for place in whole)
         found = self._average(number, regions, WHOLE, share)
         if found is not None:
             tiles = found.reshape(len(whole), height, width, -1)
             self._keep(number, whole, tiles, self.device.copy)
 
-    def _send(self, number: int, found: Mapping[Tile, NDArray[Any]]) -> None:
-        """Put tiles to the device that the host has read."""
+    def _send(self, number: int, found: Mapping[Tile, Array]) -> None:
+        """Upload tiles that the host has read."""
         image = self._parts.images[number]
         tile = tile_format(image)
+        # Slots hold full tiles; the area outside the image stays 0.
         whole = np.zeros((len(found), tile.height, tile.width, tile.channels), image.dtype)
         for pixels, part in zip(whole, found.values(), strict=True):
             pixels[: part.shape[0], : part.shape[1]] = part.reshape(*part.shape[:2], -1)
         self._keep(number, list(found), whole, self.device.upload)
 
-    def _keep(self, number: int, places: Sequence[Tile], whole: Any, put: Put) -> None:
-        """Copy whole tiles to slots, and make them findable."""
+    def _keep(self, number: int, places: Sequence[Tile], whole: DeviceArray, put: Put) -> None:
+        """Copy whole tiles to slots of the cache and register them."""
         image = self._parts.images[number]
         grid, tile = image.grid, tile_format(image)
         size = -(-image.height // grid.tile_height), -(-image.width // grid.tile_width)
-        begin = 0
-        while begin < len(whole):
-            reserved: Reserved = self.backend.tiles.reserve(
-                tile, image.tile_bytes, len(whole) - begin
-            )
-            end = begin + len(reserved.places)
+
+        def put_runs(runs: list[tuple[int, slice]], parts: DeviceArray, stream: Stream) -> None:
+            for address, run in runs:
+                put(address, parts[run], stream)
+
+        start = 0
+        while start < len(whole):
+            reserved = self.backend.tiles.reserve(tile, image.tile_bytes, len(whole) - start)
+            end = start + len(reserved.indices)
             try:
-                runs = _side_by_side(reserved.slots.addresses, image.tile_bytes)
-
-                def task(
-                    stream: Stream,
-                    runs: list[tuple[int, slice]] = runs,
-                    parts: Any = whole[begin:end],
-                ) -> None:
-                    for address, run in runs:
-                        put(address, parts[run], stream)
-
-                self.backend.work(task)
-                tiles = np.array(places[begin:end], np.int64)
+                runs = _adjacent_runs(reserved.slots.addresses, image.tile_bytes)
+                self.backend.work(partial(put_runs, runs, whole[start:end]))
+                # Register last: from then on, other threads read the slots.
+                tiles = np.array(places[start:end], np.int64)
                 self.backend.tiles.keep(reserved, self._parts.number, number, size, tiles)
             finally:
                 self.backend.tiles.unpin(reserved)
-            begin = end
+            start = end
 
 
-def _side_by_side(addresses: NDArray[np.int64], size: int) -> list[tuple[int, slice]]:
-    """Return where slots of a size begin that lie side by side, and which they are.
+def _adjacent_runs(addresses: Integers, size: int) -> list[tuple[int, slice]]:
+    """Return the runs of adjacent slots: the address of each run and the slice of its slots.
 
-    To fill them one by one would ask for the interpreter as often, while another thread draws.
+    While another thread draws, one copy per run competes for the GIL less than one per slot.
     """
     apart = np.flatnonzero(np.diff(addresses) != size) + 1
     bounds = [0, *apart.tolist(), len(addresses)]

@@ -1,4 +1,4 @@
-"""Slides that this process opened for tasks: each once, a bounded number at a time."""
+"""`OpenSlides`: slides that this process has opened for tasks, each once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.reading.level import LevelOwner
 
-MOST_IDLE = 16
+MAX_IDLE = 16
 
 
 def pack(opener: Callable[[], LevelOwner]) -> bytes:
-    """Return what `OpenSlides` opens a slide by; equal bytes are the same slide.
+    """Serialize a function that opens a slide, for `OpenSlides`; equal bytes mean the same slide.
 
-    Most of it says where tiles lie: 16 bytes a tile before they are compressed.
+    Most of the bytes are offsets and lengths of tiles, 16 bytes per tile before compression.
     """
     return zlib.compress(pickle.dumps(opener), 1)
 
 
 class OpenSlides:
-    """Opens a slide when it is first needed, and closes those that were not used for longest.
+    """Opens each slide when it is first needed, and closes the least recently used ones.
 
-    Safe under many threads.
+    Thread-safe.
 
     Parameters
     ----------
-    most_idle : int
-        How many slides stay open that nobody reads.
+    max_idle : int
+        Number of unused slides to keep open.
     """
 
-    def __init__(self, most_idle: int = MOST_IDLE) -> None:
-        self._most_idle = most_idle
-        self._lock = threading.Lock()
+    def __init__(self, max_idle: int = MAX_IDLE) -> None:
+        self._max_idle = max_idle
+        self._lock = threading.Lock()  # guards both dicts; held while a slide is opened, too
+        # The least recently used slide comes first.
         self._open: dict[bytes, LevelOwner] = {}
         self._users: dict[bytes, int] = {}
 
@@ -46,22 +47,23 @@ class OpenSlides:
 
     @contextmanager
     def use(self, packed: bytes) -> Iterator[LevelOwner]:
-        """Give out a slide, which stays open at least as long as the context.
+        """Provide a slide that stays open at least until the context ends.
 
         Parameters
         ----------
         packed : bytes
-            What `pack` returned, here or in another process.
+            The result of `pack`, in this or another process.
 
         Raises
         ------
         SlideError
-            If it can't be opened here.
+            If the slide can't be opened in this process.
         """
         with self._lock:
             slide = self._open.pop(packed, None)
             if slide is None:
                 slide = pickle.loads(zlib.decompress(packed))()
+            # Inserted last: the dict keeps slides in order of their latest use.
             self._open[packed] = slide
             self._users[packed] = self._users.get(packed, 0) + 1
         try:
@@ -71,15 +73,17 @@ class OpenSlides:
                 self._users[packed] -= 1
                 if not self._users[packed]:
                     del self._users[packed]
-            self._close_idle(self._most_idle)
+            self._close_idle(self._max_idle)
 
     def close(self) -> None:
-        """Close all slides that nobody reads."""
+        """Close all slides that are not in use."""
         self._close_idle(0)
 
     def _close_idle(self, most: int) -> None:
+        """Close unused slides until at most this many are left."""
         with self._lock:
             idle = [packed for packed in self._open if packed not in self._users]
             surplus = [self._open.pop(packed) for packed in idle[: max(0, len(idle) - most)]]
+        # Without holding the lock: closing a slide may take a long time.
         for slide in surplus:
             slide.close()

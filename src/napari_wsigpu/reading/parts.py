@@ -1,4 +1,4 @@
-"""`SlideParts`: what every reader of an open slide has to know."""
+"""`SlideParts`: the parts of an open slide that every reader shares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from napari_wsigpu.reading.cache import TileKey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.log import TileLog
@@ -20,23 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SlideParts:
-    """An open slide, as its readers see it.
+    """The parts of an open slide that every reader shares.
 
     Attributes
     ----------
     number : int
-        Number of the open slide, for the keys of its tiles.
+        Number of the open slide in the keys of its tiles.
     layout : SlideLayout
-        Its description.
+        Description of the slide.
     images : Mapping of int to LevelLayout
-        Pyramid levels by number from 0 on, then the pictures that mosaics consist of; associated
-        images by -1, -2, ...
+        All images by number: the levels of the pyramid from 0, then the pictures that mosaics
+        consist of, then the associated images.
+    associated : frozenset of int
+        Numbers of the associated images.
     pyramid : sequence of PyramidLevel
-        Which level is averaged from which.
+        Levels with the number of the finer level that each computed one is averaged from.
     source : ByteSource
         Source of the encoded tiles.
     decoder : CpuDecoder
-        Decodes them on the CPU.
+        Decodes tiles on the CPU.
     log : TileLog
         Counts tiles and reports failures.
     """
@@ -44,6 +47,7 @@ class SlideParts:
     number: int
     layout: SlideLayout
     images: Mapping[int, LevelLayout]
+    associated: frozenset[int]
     pyramid: Sequence[PyramidLevel]
     source: ByteSource
     decoder: CpuDecoder
@@ -54,6 +58,7 @@ class SlideParts:
         """Number of the finer level that each computed level is averaged from."""
         return {level.number: level.finer for level in self.pyramid if level.finer is not None}
 
-    def key(self, plan: ReadPlan, tile: int) -> TileKey:
-        """Return the key of a tile, given by its index in a plan."""
-        return TileKey(self.number, plan.image, *plan.tiles[tile].tolist())
+    def key(self, plan: ReadPlan, tile: int, color: Color = "stored") -> TileKey:
+        """Return the key of the tile at an index in a plan."""
+        row, column = plan.tiles[tile].tolist()
+        return TileKey(self.number, plan.image, row, column, color)

@@ -1,45 +1,45 @@
-"""Where in host memory the parts of tiles go."""
+"""Copy parts of tiles to their positions in host memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.model.geometry import computed_once
 from napari_wsigpu.native.tables import PART
-from napari_wsigpu.reading.plan import tile_rect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import Pastes, ReadPlan
 
-    # Where the pixels of each region go.
-    Targets = Sequence[NDArray[Any]] | NDArray[Any]
+    # The pixels of each region.
+    Targets = Sequence[Array] | Array
 
 NO_PARTS = np.zeros(0, PART)
 
 
 class Paste:
-    """Copies parts of tiles to their positions in regions.
+    """Canvas that copies parts of tiles to their positions in regions.
 
     Parameters
     ----------
     plan : ReadPlan
-        Which parts go where.
+        The parts and their positions.
     regions : sequence of ndarray, shape (height, width, channels), or (height, width)
-        The pixels of each region.
+        Receives the pixels of each region.
     channel : int or None
-        The only channel to copy.
-    blank : int or float
-        Value shown in place of a tile that can't be decoded.
+        The only channel to copy; None for all.
+    blank : number or ndarray
+        Value shown in place of a tile that fails to decode.
     """
 
-    def __init__(self, plan: ReadPlan, regions: Targets, channel: int | None, blank: Any) -> None:
+    def __init__(
+        self, plan: ReadPlan, regions: Targets, channel: int | None, blank: float | Array
+    ) -> None:
         self._plan = plan
         self._regions = regions
         self._channel = channel
@@ -55,8 +55,8 @@ class Paste:
         starts: list[int] = self._plan.starts.tolist()
         return starts
 
-    def take(self, tile: int, pixels: NDArray[Any]) -> None:
-        """Copy the parts of a tile, by its index in the plan."""
+    def put(self, tile: int, pixels: Array) -> None:
+        """Copy the parts of the tile at an index in the plan."""
         if self._channel is not None:
             pixels = pixels[..., self._channel]
         regions = self._regions
@@ -66,30 +66,32 @@ class Paste:
             regions[region][y:end_y, x:end_x] = pixels[top:bottom:down, left:right:across]
 
     def fill(self, tile: int) -> None:
-        """Show the blank value in place of a tile."""
+        """Show the blank value in place of the tile at an index in the plan."""
         for index in range(self._starts[tile], self._starts[tile + 1]):
             region, y, end_y, x, end_x, *_ = self._slices[index]
             self._regions[region][y:end_y, x:end_x] = self._blank
 
-    def parts(self) -> tuple[NDArray[Any], int]:
-        """Describe all pastes to the native core.
+    def parts(self) -> tuple[Array, int]:
+        """Return the parts of the plan as records of the native core.
 
         Returns
         -------
         ndarray of PART
-            One entry a paste of the plan.
+            One record per part.
         int
-            Bytes from one pixel of a region to the next; 0 if the core can't paste there, as
-            pixels are left out or don't lie in rows.
+            Bytes from one pixel of a region to the next; 0 if the core can't paste into the
+            regions.
         """
         if not self._pixel_bytes:
             return NO_PARTS, 0
         regions, pastes = self._regions, self._plan.pastes
-        region: Any = pastes.region
+        region = pastes.region
+        pitches: Array | int
         if isinstance(regions, np.ndarray):
-            firsts: Any = regions.ctypes.data + regions.strides[0] * region
-            pitches: Any = regions.strides[1]
+            firsts = regions.ctypes.data + regions.strides[0] * region
+            pitches = regions.strides[1]
         else:
+            # Each array has its own address and pitch.
             addresses = np.array([each.ctypes.data for each in regions], np.int64)
             firsts = addresses[region]
             pitches = np.array([each.strides[0] for each in regions], np.int64)[region]
@@ -102,7 +104,8 @@ class Paste:
 
     @property
     def _pixel_bytes(self) -> int:
-        """Bytes from one pixel to the next, 0 if regions differ or have no such rows."""
+        """Bytes from one pixel to the next; 0 if the core can't paste into the regions."""
+        # The core pastes all channels of all pixels, into regions with one layout of pixels.
         whole = self._channel is None and self._plan.channels is None
         if not whole or self._step != (1, 1):
             return 0
@@ -112,42 +115,49 @@ class Paste:
 
 
 class WholeTiles:
-    """Collects whole tiles, cut to their image, for those who paste them.
+    """Canvas that collects whole tiles, cropped to the image, instead of pasting.
 
     Parameters
     ----------
     plan : ReadPlan
         The tiles.
     image : LevelLayout
-        Their image.
+        The image of the plan.
 
     Attributes
     ----------
     found : dict of (int, int) to ndarray
-        Each tile by row and column.
+        The tiles by row and column.
     """
 
     def __init__(self, plan: ReadPlan, image: LevelLayout) -> None:
         self._image = image
         self._places = [(row, column) for row, column in plan.tiles.tolist()]
-        self.found: dict[tuple[int, int], NDArray[Any]] = {}
+        self.found: dict[tuple[int, int], Array] = {}
 
-    def take(self, tile: int, pixels: NDArray[Any]) -> None:
-        """Hold a tile, by its index in the plan."""
+    def put(self, tile: int, pixels: Array) -> None:
+        """Collect the tile at an index in the plan."""
         place = self._places[tile]
-        rect = tile_rect(self._image, *place)
+        rect = self._image.tile_rect(*place)
         self.found[place] = pixels[: rect.height, : rect.width]
 
     def fill(self, tile: int) -> None:
-        """Leave out a tile that can't be decoded."""
+        """Leave out the tile at an index: it failed to decode."""
 
-    def parts(self) -> tuple[NDArray[Any], int]:
-        """Say that nothing is pasted."""
+    def parts(self) -> tuple[Array, int]:
+        """Return no parts, so that the core decodes whole tiles."""
         return NO_PARTS, 0
 
 
+class NoPixels(WholeTiles):
+    """Canvas that drops all pixels: whole tiles are decoded only to find damaged ones."""
+
+    def put(self, tile: int, pixels: Array) -> None:
+        """Drop the pixels of a tile."""
+
+
 def slices_of(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
-    """Return (region, y, end, x, end, top, bottom, left, right) of each paste."""
+    """Return (region, y, end_y, x, end_x, top, bottom, left, right) of each part."""
     columns = (
         pastes.region,
         pastes.y,
@@ -162,10 +172,10 @@ def slices_of(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _pixel_bytes(region: NDArray[Any]) -> int:
-    """Bytes from one pixel to the next of a region whose rows and samples follow each other."""
+def _pixel_bytes(region: Array) -> int:
+    """Return the bytes from one pixel to the next; 0 if the samples are not contiguous."""
     if region.ndim != 3 or min(region.strides) <= 0 or region.strides[2] != region.itemsize:
         return 0
     pixel = region.strides[1]
-    # Rows of RGBA may hold RGB pixels, whose alpha the core sets.
+    # RGB pixels may be part of RGBA pixels, whose alpha the core sets to 255.
     return pixel if pixel in (region.shape[2] * region.itemsize, 4) else 0

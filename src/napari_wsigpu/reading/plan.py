@@ -1,14 +1,14 @@
-"""`ReadPlan`: which tiles many regions of one image need, and which part of each goes where.
+"""`ReadPlan`: which tiles the regions of one image need, and where each part of a tile goes.
 
-Made by NumPy alone, without I/O, and in the same way for one region as for a thousand. Who carries
-it out, on the host or a device, knows nothing of regions; who asks knows nothing of tiles.
+A plan is data, computed with NumPy and without I/O. Planning knows regions and tiles; the backends
+that carry a plan out, on the host or on a device, only decode tiles and copy their parts.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -18,32 +18,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
-
-    from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.codecs.color import Color, ColorTable
+    from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.geometry import Span
     from napari_wsigpu.model.layout import LevelLayout
 
-    Integers = NDArray[np.int64]
 
 Keep = Literal["all", "partly", "recurring", "later", "none"]
 
 NOTHING = np.zeros(0, np.int64)
-NO_TURN = nullcontext()
+NO_LOCK = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """Rectangles of one image, which may reach beyond it.
+    """Rectangles of one image; they may extend beyond it.
 
     Attributes
     ----------
     tops, lefts : ndarray of int64, shape (regions,)
-        Where each begins, in pixels of the image.
+        First row and first column of each rectangle, in pixels of the image.
     heights, widths : ndarray of int64, shape (regions,)
-        How many rows and columns of pixels are wanted of it.
+        Number of rows and columns of pixels to read from each rectangle.
     step : tuple of (int, int)
-        Every how many rows and columns of the image one is wanted.
+        Distance between the rows, and between the columns, that are read.
     """
 
     tops: Integers
@@ -54,31 +52,28 @@ class Regions:
 
     @classmethod
     def of(cls, rects: Iterable[Rect]) -> Regions:
-        """Take rectangles of any sizes."""
+        """Make regions of rectangles that may differ in size."""
         tops, lefts, heights, widths = np.array(list(rects), np.int64).reshape(-1, 4).T
         return cls(tops, lefts, heights, widths)
 
     @classmethod
     def one(cls, rect: Rect) -> Regions:
-        """Take one rectangle."""
+        """Make a single region."""
         regions = cls(*np.array(rect, np.int64).reshape(4, 1))
-        # Known already: where tiles are cached, to find them again takes a twentieth of the time.
-        vars(regions).update(
-            corners=[(rect.top, rect.left)],
-            shapes=[(rect.height, rect.width)],
-        )
+        # Fill the computed properties: deriving them from arrays takes 5 % of a cached read.
+        vars(regions).update(corners=[(rect.top, rect.left)], shapes=[(rect.height, rect.width)])
         return regions
 
     @classmethod
     def alike(cls, tops: Integers, lefts: Integers, height: int, width: int) -> Regions:
-        """Take rectangles of one size."""
+        """Make regions of one size."""
         sizes = np.empty((2, len(tops)), np.int64)
         sizes[0], sizes[1] = height, width
         return cls(tops, lefts, *sizes)
 
     @classmethod
     def slice(cls, rows: Span, columns: Span) -> Regions:
-        """Take the one rectangle of rows and columns that may leave some out."""
+        """Make a single region of rows and columns, which may have steps."""
         return replace(
             cls.one(Rect(rows.start, columns.start, rows.length, columns.length)),
             step=(rows.step, columns.step),
@@ -89,17 +84,17 @@ class Regions:
 
     @computed_once
     def corners(self) -> list[tuple[int, int]]:
-        """Top and left of each."""
+        """Top and left of each region."""
         return list(zip(self.tops.tolist(), self.lefts.tolist(), strict=True))
 
     @computed_once
     def shapes(self) -> list[tuple[int, int]]:
-        """Height and width of each."""
+        """Height and width of each region."""
         return list(zip(self.heights.tolist(), self.widths.tolist(), strict=True))
 
     @computed_once
     def offsets(self) -> Integers:
-        """Where each begins, and the last one ends, if the pixels of all lie one after another."""
+        """First pixel of each region, and the end of the last, in one buffer of all regions."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.heights * self.widths, out=offsets[1:])
         return offsets
@@ -107,18 +102,20 @@ class Regions:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pastes:
-    """Parts of tiles, and their places in regions; each an ndarray of int64, one entry a part.
+    """Rectangular parts of tiles and their positions in regions.
+
+    Each attribute is an ndarray of int64 with one entry per part.
 
     Attributes
     ----------
     tile, region
         Index of the tile in its plan, and of the region.
     y, x
-        The part's first row and column in the region.
+        First row and column of the part in the region.
     top, left
-        Its first row and column in the tile.
+        First row and column of the part in the tile.
     height, width
-        Its size in pixels of the region.
+        Size of the part in pixels of the region.
     """
 
     tile: Integers
@@ -133,8 +130,8 @@ class Pastes:
     def __len__(self) -> int:
         return len(self.tile)
 
-    def __getitem__(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Pastes:
-        """Return some of them."""
+    def __getitem__(self, chosen: Integers | Mask) -> Pastes:
+        """Return the chosen parts."""
         return Pastes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
@@ -143,38 +140,39 @@ NO_PASTES = Pastes(*[NOTHING] * 8)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReadPlan:
-    """What many regions need of one image: tiles, each once, and the way of their pixels.
+    """The tiles of one image that regions need, each once, and the parts to paste.
 
     Attributes
     ----------
     image : int
-        Number of the image among those of its slide.
+        Number of the image in its slide.
     regions : Regions
-        What was asked for.
+        The regions.
     tiles : ndarray of int64, shape (tiles, 2)
-        Row and column of each tile that is needed, row by row; none that shows the background.
+        Row and column of each tile to read, row by row. Tiles that show the background are
+        left out.
     computed : ndarray of bool, shape (tiles,)
-        Which of them the file lacks, so that they are averaged from the finer level.
+        Mask of the tiles that the file lacks; they are averaged from the finer level.
     pastes : Pastes
-        Where their parts go, tile by tile.
+        The parts of these tiles, tile by tile.
     starts : ndarray of int64, shape (tiles + 1,)
-        Index of each tile's first paste, and their number.
+        Index of each tile's first part in `pastes`; the last entry is the number of parts.
     blanks : Pastes
-        Where regions show the background instead of a tile.
+        Parts of regions that show the background instead of a tile.
     covered : ndarray of bool, shape (regions,)
-        Which regions lie in the image as a whole.
+        Mask of the regions that the image covers completely.
     channels : slice or None
-        The channels of the regions that it pastes; None for all.
+        The channels of the regions that the plan pastes; None for all.
     """
 
     image: int
     regions: Regions
     tiles: Integers
-    computed: NDArray[np.bool_]
+    computed: Mask
     pastes: Pastes
     starts: Integers
     blanks: Pastes
-    covered: NDArray[np.bool_]
+    covered: Mask
     channels: slice | None = None
 
     def __repr__(self) -> str:
@@ -187,11 +185,11 @@ class ReadPlan:
         )
 
     def shown(self, channels: int) -> range:
-        """Return which channels of so many the plan pastes."""
+        """Return the indices of the channels that the plan pastes, out of `channels`."""
         return range(channels)[self.channels or slice(None)]
 
     def pastes_of(self, tiles: Integers) -> Pastes:
-        """Return the parts of some tiles, by their indices."""
+        """Return the parts of the tiles at some indices."""
         if len(tiles) == len(self.tiles):
             return self.pastes
         chosen = np.zeros(len(self.tiles), np.bool_)
@@ -205,18 +203,19 @@ class ReadPlan:
 
 
 class CancelledError(Exception):
-    """Nobody waits for the pixels any more."""
+    """Raised in a read that its caller has cancelled."""
 
 
 class Cancellation:
-    """A flag that ends reads which nobody waits for any more; the native core looks at it too."""
+    """A flag that stops reads; the native core checks it between tiles."""
 
     def __init__(self) -> None:
+        # The core reads the flag by its address, so the array must live as long as any read.
         self._flag = np.zeros(1, np.int32)
         self.address = int(self._flag.ctypes.data)
 
     def cancel(self) -> None:
-        """End the reads that this flag was given to."""
+        """Stop all reads that use this flag."""
         self._flag[0] = 1
 
     def check(self) -> None:
@@ -230,28 +229,28 @@ NEVER = Cancellation()
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How regions are read.
+    """How to read regions.
 
     Attributes
     ----------
     channel : int or None
-        One channel instead of all.
+        The only channel to read; None for all.
     tolerant : bool
-        Show the background for tiles that can't be decoded, instead of raising.
+        Show the background in place of tiles that fail to decode, instead of raising.
     keep : {"all", "partly", "recurring", "later", "none"}
-        Which tiles stay in the cache: all; those that no region takes whole; all if tiles like
-        these were read repeatedly; those that `later` selects; or none.
+        The tiles to cache: all; tiles that no region covers completely; all if tiles of the image
+        recur while the cache holds them (`cache.Recurrence`); tiles that `later` selects; or none.
     table : ColorTable or None
-        The colours that pixels get.
+        Converts pixels to sRGB; None to return them as stored.
     cancellation : Cancellation
-        Stops the read between two tiles or batches.
+        Stops the read between tiles or batches.
     later : callable or None
         ``later(n, tiles)``: mask of the tiles, of shape (tiles, 2), that are still needed after
         the first n regions.
-    past : int
+    regions_done : int
         Number of regions read once this plan is done.
-    turn : context manager
-        Held while tiles are read on the host, so that the next reader finds what this one kept.
+    lock : context manager
+        Held while the host reads tiles, so that the next reader finds the tiles that this one kept.
     """
 
     channel: int | None = None
@@ -259,45 +258,42 @@ class ReadOptions:
     keep: Keep = "all"
     table: ColorTable | None = None
     cancellation: Cancellation = NEVER
-    later: Callable[[int, Integers], NDArray[np.bool_]] | None = None
-    past: int = 0
-    turn: AbstractContextManager[Any] = NO_TURN
+    later: Callable[[int, Integers], Mask] | None = None
+    regions_done: int = 0
+    lock: AbstractContextManager[object] = NO_LOCK
 
-    def kept(self, plan: ReadPlan, image: LevelLayout, tiles: Integers) -> NDArray[np.bool_]:
-        """Return which of some tiles of a plan, by their indices, stay for others."""
+    @property
+    def color(self) -> Color:
+        """Color of the tiles that are cached."""
+        return "stored" if self.table is None else "srgb"
+
+    def kept(self, plan: ReadPlan, image: LevelLayout, tiles: Integers) -> Mask:
+        """Return the mask of the tiles to cache, given their indices in a plan."""
         if self.keep == "later" and self.later is not None:
-            return self.later(self.past, plan.tiles[tiles])
+            return self.later(self.regions_done, plan.tiles[tiles])
         if self.keep == "partly" and self.channel is None:
-            return _partly_taken(plan, image)[tiles]
+            return _partly_covered(plan, image)[tiles]
         return np.full(len(tiles), self.keep != "none", np.bool_)
 
 
 def regions_with(plans: Iterable[ReadPlan], tiles: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return the indices of the regions that show any of some tiles: (image, row, column) each."""
+    """Return the indices of the regions that show any of the tiles (image, row, column)."""
     found: set[int] = set()
     for image, row, column in tiles:
         for plan in plans:
             if plan.image == image:
-                these = np.flatnonzero((plan.tiles == (row, column)).all(axis=1))
-                found.update(*(plan.regions_of(tile) for tile in these.tolist()))
+                indices = np.flatnonzero((plan.tiles == (row, column)).all(axis=1))
+                found.update(*(plan.regions_of(tile) for tile in indices.tolist()))
     return sorted(found)
 
 
-def tile_rect(image: LevelLayout, row: int, column: int) -> Rect:
-    """Return the pixels of an image that lie in a tile."""
-    grid = image.grid
-    top, left = row * grid.tile_height, column * grid.tile_width
-    height, width = image.height - top, image.width - left
-    return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
-
-
-def _partly_taken(plan: ReadPlan, image: LevelLayout) -> NDArray[np.bool_]:
-    """Return which tiles of a plan hold pixels that none of its regions shows as a whole."""
+def _partly_covered(plan: ReadPlan, image: LevelLayout) -> Mask:
+    """Return the mask of the tiles that no region of a plan covers completely."""
     grid = image.grid
     height = np.minimum(grid.tile_height, image.height - plan.tiles[:, 0] * grid.tile_height)
     width = np.minimum(grid.tile_width, image.width - plan.tiles[:, 1] * grid.tile_width)
     pastes = plan.pastes
     whole = (pastes.height == height[pastes.tile]) & (pastes.width == width[pastes.tile])
-    taken = np.zeros(len(plan.tiles), np.bool_)
-    taken[pastes.tile[whole]] = True
-    return ~taken
+    covered = np.zeros(len(plan.tiles), np.bool_)
+    covered[pastes.tile[whole]] = True
+    return ~covered

@@ -1,8 +1,8 @@
-"""From regions to plans: which tiles they need, by NumPy alone."""
+"""Plan regions: find the tiles that they need, with NumPy and without I/O."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,38 +14,36 @@ from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from napari_wsigpu.model.geometry import Integers
-    from napari_wsigpu.model.layout import LevelLayout, Pieces
+    from napari_wsigpu.model.arrays import Integers, Mask
+    from napari_wsigpu.model.layout import AxisMapping, LevelLayout
 
 
 def plan_regions(
     number: int, images: Mapping[int, LevelLayout], regions: Regions
 ) -> list[ReadPlan]:
-    """Plan regions of an image; of a mosaic, one plan a picture, those on top last.
+    """Plan regions of an image; a mosaic yields one plan per picture, bottom to top.
 
     Parameters
     ----------
     number : int
         Number of the image.
     images : Mapping of int to LevelLayout
-        All images of the slide, those that lie on mosaics too.
+        All images of the slide, including the pictures of mosaics.
     regions : Regions
-        What is wanted of it.
+        The regions.
 
     Returns
     -------
     list of ReadPlan
-        To be carried out in this order, into the same pixels. A region that no plan covers shows
-        the background where nothing is pasted.
+        To be carried out in this order, into the same pixels. Pixels that no plan pastes show the
+        background.
     """
     image = images[number]
     if not image.parts and len(regions) == 1 and regions.step == (1, 1):
         return [_plan_one(number, image, regions)]
     if not image.parts:
-        rows = _whole(regions.tops, regions.step[0], regions.heights, image.height)
-        columns = _whole(regions.lefts, regions.step[1], regions.widths, image.width)
+        rows = _inside(regions.tops, regions.step[0], regions.heights, image.height)
+        columns = _inside(regions.lefts, regions.step[1], regions.widths, image.width)
         return [_plan(number, image, regions, rows, columns)]
     numbers = {picture: index for index, picture in images.items()}
     plans = []
@@ -53,8 +51,10 @@ def plan_regions(
         if isinstance(part, Scattered):
             plans.append(_plan_scattered(numbers[part.image], image, part, regions))
             continue
-        rows = _laid(regions.tops, regions.step[0], regions.heights, image.height, part.rows)
-        columns = _laid(regions.lefts, regions.step[1], regions.widths, image.width, part.columns)
+        rows = _on_picture(regions.tops, regions.step[0], regions.heights, image.height, part.rows)
+        columns = _on_picture(
+            regions.lefts, regions.step[1], regions.widths, image.width, part.columns
+        )
         plan = _plan(numbers[part.image], part.image, regions, rows, columns)
         if len(plan.pastes) or len(plan.blanks):
             plans.append(plan)
@@ -62,15 +62,17 @@ def plan_regions(
 
 
 class _Stretch(NamedTuple):
-    """Runs of wanted positions along one axis, whose distance in the image is the same.
+    """Runs of equidistant positions that regions read along one axis.
 
     Attributes
     ----------
     region, start : ndarray of int64
-        Whose they are, and the position of that region's first one in the stored picture, if it
-        went on there as it does in the run.
+        Index of the region, and where its position 0 falls in the stored picture (extrapolated if
+        the run starts later).
     first, end : ndarray of int64
-        Which positions of the region these are.
+        First position of the region in the run, and the one after the last.
+    step : int
+        Distance between two positions in the picture.
     """
 
     region: Integers
@@ -81,7 +83,7 @@ class _Stretch(NamedTuple):
 
 
 class _Cuts(NamedTuple):
-    """A stretch, cut where tiles begin: of each piece its tile, and where it lies in both."""
+    """A stretch cut at tile boundaries: region, tile, position in both, and length of each part."""
 
     region: Integers
     tile: Integers
@@ -90,29 +92,32 @@ class _Cuts(NamedTuple):
     length: Integers
 
 
-def _whole(starts: Integers, step: int, counts: Integers, extent: int) -> _Stretch:
-    """Return the positions that lie in an image."""
+def _inside(starts: Integers, step: int, counts: Integers, extent: int) -> _Stretch:
+    """Return the positions of each region that lie inside an image."""
     first = np.maximum(0, -(starts // step))
     end = np.minimum(counts, -((starts - extent) // step))
     return _Stretch(np.arange(len(starts)), starts, first, end, step)
 
 
-def _laid(starts: Integers, step: int, counts: Integers, extent: int, pieces: Pieces) -> _Stretch:
-    """Return the positions at which a picture lies on a mosaic, in that picture's pixels."""
-    begins = np.maximum(pieces.starts, 0)
-    ends = np.minimum(np.append(pieces.starts[1:], pieces.end), extent)
+def _on_picture(
+    starts: Integers, step: int, counts: Integers, extent: int, segments: AxisMapping
+) -> _Stretch:
+    """Return the positions of each region that a picture on a mosaic covers."""
+    begins = np.maximum(segments.starts, 0)
+    ends = np.minimum(np.append(segments.starts[1:], segments.end), extent)
     last = starts + (counts - 1) * step
-    lowest = np.maximum(np.searchsorted(pieces.starts, starts, "right") - 1, 0)
-    highest = np.searchsorted(pieces.starts, last, "right")
-    region, piece = expand(lowest, np.where(counts > 0, highest - lowest, 0))
+    lowest = np.maximum(np.searchsorted(segments.starts, starts, "right") - 1, 0)
+    highest = np.searchsorted(segments.starts, last, "right")
+    region, segment = expand(lowest, np.where(counts > 0, highest - lowest, 0))
     start = starts[region]
-    first = np.maximum(0, -((start - begins[piece]) // step))
-    end = np.minimum(counts[region], -((start - ends[piece]) // step))
-    shift = pieces.sources[piece] - pieces.starts[piece]
+    first = np.maximum(0, -((start - begins[segment]) // step))
+    end = np.minimum(counts[region], -((start - ends[segment]) // step))
+    shift = segments.sources[segment] - segments.starts[segment]
     return _Stretch(region, start + shift, first, end, step)
 
 
 def _cut(stretch: _Stretch, size: int) -> _Cuts:
+    """Cut runs into parts that are each in one tile; tiles have `size` pixels along the axis."""
     region, start, first, end, step = stretch
     lowest = (start + first * step) // size
     highest = (start + (end - 1) * step) // size
@@ -122,7 +127,7 @@ def _cut(stretch: _Stretch, size: int) -> _Cuts:
     begins = np.maximum(first[owner], -((start - begin) // step))
     ends = np.minimum(end[owner], -((start - begin - size) // step))
     cuts = region[owner], tile, start + begins * step - begin, begins, ends - begins
-    if step > size:  # tiles may lie between two positions
+    if step > size:  # some tiles lie between two positions
         some = ends > begins
         return _Cuts(*(column[some] for column in cuts))
     return _Cuts(*cuts)
@@ -131,6 +136,7 @@ def _cut(stretch: _Stretch, size: int) -> _Cuts:
 def _plan(
     number: int, image: LevelLayout, regions: Regions, rows: _Stretch, columns: _Stretch
 ) -> ReadPlan:
+    """Plan regions from the runs of their rows and columns."""
     grid = image.grid
     down, across = _cut(rows, grid.tile_height), _cut(columns, grid.tile_width)
     row, column = _pairs(down.region, across.region, len(regions))
@@ -151,13 +157,13 @@ def _plan(
 def _plan_scattered(
     number: int, mosaic: LevelLayout, part: Scattered, regions: Regions
 ) -> ReadPlan:
-    """Plan regions of a mosaic on which tiles lie anywhere."""
+    """Plan regions of a mosaic whose tiles lie at arbitrary positions."""
     step_y, step_x = regions.step
     bottoms = regions.tops + (regions.heights - 1) * step_y + 1
     rights = regions.lefts + (regions.widths - 1) * step_x + 1
     region, item = part.on.touching(Rects(regions.tops, regions.lefts, bottoms, rights))
     on, top, left = part.on[item], regions.tops[region], regions.lefts[region]
-    # Which of the region's positions lie on the part, and on the mosaic.
+    # Positions of the region inside both the tile and the mosaic.
     y = np.maximum(0, -((top - np.maximum(on.tops, 0)) // step_y))
     x = np.maximum(0, -((left - np.maximum(on.lefts, 0)) // step_x))
     end_y = -((top - np.minimum(on.bottoms, mosaic.height)) // step_y)
@@ -180,7 +186,7 @@ def _plan_scattered(
 def _of_parts(
     number: int, image: LevelLayout, regions: Regions, place: Integers, parts: Sequence[Integers]
 ) -> ReadPlan:
-    """Put a plan together: the position of tiles in their grid, and the rest of each paste."""
+    """Build a plan from the grid index of each part's tile and the other columns of `Pastes`."""
     grid = image.grid
     places, tile = np.unique(place, return_inverse=True)
     pastes = Pastes(tile, *parts)
@@ -188,13 +194,15 @@ def _of_parts(
     np.divmod(places, grid.columns, tiles[:, 0], tiles[:, 1])
     area = np.bincount(pastes.region, pastes.height * pastes.width, len(regions))
     covered = area == regions.heights * regions.widths
-    stored: NDArray[np.bool_] = np.any(grid.byte_counts[:, tiles[:, 0], tiles[:, 1]] > 0, axis=0)
+    # A tile is stored if any of its planes has bytes.
+    stored: Mask = np.any(grid.byte_counts[:, tiles[:, 0], tiles[:, 1]] > 0, axis=0)
+    # Sorted by tile, so that `starts` can index the parts of each tile.
     pastes = pastes[np.argsort(tile, kind="stable")]
     return _without_blanks(number, image, regions, tiles, stored, pastes, covered)
 
 
 def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
-    """Plan one region, in a fraction of the time: no tile is needed twice."""
+    """Plan a single region, which is much faster: no tile occurs twice, so nothing is sorted."""
     grid = image.grid
     (top, left), (height, width) = regions.corners[0], regions.shapes[0]
     down = _cut_one(top, height, image.height, grid.tile_height)
@@ -203,6 +211,7 @@ def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
     count = rows * columns
     table = np.empty((8, rows, columns), np.int64)
     table[1] = 0
+    # y, top and height depend on the row of the tile; x, left and width on its column.
     table[2::2] = down.places[..., None]
     table[3::2] = across.places[:, None]
     tile, *places = table.reshape(8, count)
@@ -222,17 +231,17 @@ def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
     )
 
 
-class _Row(NamedTuple):
+class _AxisParts(NamedTuple):
     """The tiles along one axis of one region.
 
     Attributes
     ----------
     tiles : range
-        Their rows or columns.
+        Rows or columns of the tiles.
     places : ndarray of int64, shape (3, tiles)
-        Of each piece: position in the region, position in the tile, and length.
+        Position in the region, position in the tile, and length of each part.
     covered : int
-        How many of the region's positions lie in the image.
+        Number of the region's positions inside the image.
     """
 
     tiles: range
@@ -240,10 +249,11 @@ class _Row(NamedTuple):
     covered: int
 
 
-def _cut_one(start: int, count: int, extent: int, size: int) -> _Row:
+def _cut_one(start: int, count: int, extent: int, size: int) -> _AxisParts:
+    """Cut the positions of one region into parts that are each in one tile of `size` pixels."""
     first, end = max(0, -start), min(count, extent - start)
     if first >= end:
-        return _Row(range(0), np.empty((3, 0), np.int64), 0)
+        return _AxisParts(range(0), np.empty((3, 0), np.int64), 0)
     tiles = range((start + first) // size, (start + end - 1) // size + 1)
     places = np.empty((3, len(tiles)), np.int64)
     in_region, in_tile, length = places
@@ -255,7 +265,7 @@ def _cut_one(start: int, count: int, extent: int, size: int) -> _Row:
     length[:] = size
     length[0] -= first - begin
     length[-1] -= tiles.stop * size - start - end
-    return _Row(tiles, places, end - first)
+    return _AxisParts(tiles, places, end - first)
 
 
 def _without_blanks(
@@ -263,18 +273,18 @@ def _without_blanks(
     image: LevelLayout,
     regions: Regions,
     tiles: Integers,
-    stored: NDArray[np.bool_],
+    stored: Mask,
     pastes: Pastes,
-    covered: NDArray[np.bool_],
+    covered: Mask,
 ) -> ReadPlan:
-    """Return the plan, with tiles apart that show the background; pastes go tile by tile."""
+    """Return the plan, moving the parts of tiles that show the background to `blanks`."""
     blanks = NO_PASTES
     if image.missing == "background" and not stored.all():
         tile = pastes.tile
         shown = stored[tile]
         renumbered = np.cumsum(stored) - 1
         blanks, pastes = pastes[~shown], pastes[shown]
-        pastes = Pastes(renumbered[pastes.tile], *_columns(pastes)[1:])
+        pastes = replace(pastes, tile=renumbered[pastes.tile])
         tiles, stored = tiles[stored], stored[stored]
     starts = np.arange(len(tiles) + 1)
     if len(pastes) != len(tiles):
@@ -283,14 +293,9 @@ def _without_blanks(
 
 
 def _pairs(first: Integers, second: Integers, regions: int) -> tuple[Integers, Integers]:
-    """Return the indices of all pairs of entries that belong to the same region."""
-    ones, others = np.bincount(first, minlength=regions), np.bincount(second, minlength=regions)
-    counts = ones * others
-    region, number = expand(np.zeros(regions, np.int64), counts)
-    down, across = np.divmod(number, others[region])
-    before, behind = np.cumsum(ones) - ones, np.cumsum(others) - others
-    return before[region] + down, behind[region] + across
-
-
-def _columns(pastes: Pastes) -> list[Integers]:
-    return [getattr(pastes, field.name) for field in fields(pastes)]
+    """Return the indices of all pairs of a row part and a column part of the same region."""
+    rows, columns = np.bincount(first, minlength=regions), np.bincount(second, minlength=regions)
+    region, number = expand(np.zeros(regions, np.int64), rows * columns)
+    down, across = np.divmod(number, columns[region])
+    first_row, first_column = np.cumsum(rows) - rows, np.cumsum(columns) - columns
+    return first_row[region] + down, first_column[region] + across

@@ -1,39 +1,41 @@
-"""`RegionReader`: pixels of one slide, by the way that is asked for or proves fastest."""
+"""`RegionReader`: read pixels of one slide with the chosen device, or the fastest."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.offload import Offload
-from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
+from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.reading.throughput import tile_kind
-from napari_wsigpu.storage.buffers import RegionMemory, into
+from napari_wsigpu.storage.buffers import RegionMemory, copy_into
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Collection, Sequence
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Integers, Mask
     from napari_wsigpu.model.geometry import Rect
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileCache
-    from napari_wsigpu.reading.device import DeviceBackend
+    from napari_wsigpu.reading.device import AnyStream, DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Keep, ReadPlan
     from napari_wsigpu.reading.throughput import Throughput
 
 DEFAULT_OPTIONS = ReadOptions()
-# Bytes that a process can have, on today's processors.
+# Limits of the tiles that a check decodes at once.
+CHECKED_TILES, CHECKED_BYTES = 1024, 128 << 20
+# Size in bytes of the virtual address space of a process on x86-64.
 ADDRESSABLE = 1 << 47
 
 
@@ -44,18 +46,21 @@ class RegionReader:
     ----------
     parts : SlideParts
         The slide.
-    tiles, devices, throughput
-        Where tiles are kept on the host, what decodes and keeps them on devices, and how fast each
-        was so far.
+    tiles : TileCache
+        Cache of decoded tiles on the host.
+    devices : Devices
+        The GPUs and their caches of tiles.
+    throughput : Throughput
+        Measures which decoder is fastest.
     device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
+        The device that decodes: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     keeps_whole : bool
-        Whether tiles stay in caches that a region takes whole.
+        Whether to cache tiles that a region covers completely.
 
     Attributes
     ----------
     offload : Offload
-        The choice of what decodes.
+        Chooses the CPU or a GPU for each read.
     """
 
     def __init__(
@@ -79,7 +84,9 @@ class RegionReader:
         self._host = HostBackend(
             parts,
             tiles,
-            lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
+            lambda image, count, seconds: throughput.record(
+                tile_kind(image), "cpu", count, seconds
+            ),
         )
 
     def read(
@@ -87,20 +94,20 @@ class RegionReader:
         number: int,
         regions: Regions,
         options: ReadOptions = DEFAULT_OPTIONS,
-        out: NDArray[Any] | None = None,
-    ) -> NDArray[Any]:
-        """Read regions of one image that are all of one size, to the host.
+        out: Array | None = None,
+    ) -> Array:
+        """Read regions of one size from an image to the host.
 
         Parameters
         ----------
         number : int
             Number of the image.
         regions : Regions
-            What of it.
+            The regions.
         options : ReadOptions
-            How; no channel with colours.
+            How to read; a channel and a color table are mutually exclusive.
         out : ndarray, optional
-            Where to put the pixels.
+            Receives the pixels.
 
         Returns
         -------
@@ -112,15 +119,17 @@ class RegionReader:
         RegionError
             If the regions don't fit into memory.
         TileError
-            If tiles can't be decoded, with their names.
+            If tiles fail to decode; the error names them.
         SlideError
             If the file can't be read.
         """
-        options = self._meant(options)
+        options = self._effective(options)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        shape = len(regions), *regions.shapes[0], *self._samples(number, options)
-        with options.turn:
+        samples = () if options.channel is not None else (self._images[number].channels,)
+        shape = len(regions), *regions.shapes[0], *samples
+        # Planning needs no lock.
+        with options.lock:
             pixels = self.offload.read(number, plans, regions, options)
             if pixels is None:
                 try:
@@ -129,20 +138,21 @@ class RegionReader:
                 except (MemoryError, ValueError):
                     raise _too_large(regions) from None
                 self._host.read(number, plans, pixels, options)
-            self._let_go(plans, options)
-        return pixels if pixels is out else into(out, pixels.reshape(shape))
+            self._drop_done(plans, options)
+        return pixels if pixels is out else copy_into(out, pixels.reshape(shape))
 
-    def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
+    def read_small(self, number: int, region: Rect, pixels: Array) -> Keep | None:
         """Read a small region on the CPU without a plan; see `HostBackend.read_small`.
 
-        A GPU would take longer to start than the CPU needs to decode a few tiles.
+        If a GPU is chosen, it is never bypassed. With ``"auto"``, the CPU decodes a few tiles in
+        less time than a GPU needs to start.
         """
         if self.offload.index is not None:
             return "recurring"
         return self._host.read_small(number, region, pixels)
 
-    def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
-        """Find which pixels of regions the file holds; see `find_held`.
+    def held(self, number: int, regions: Regions) -> Mask:
+        """Return the mask of the pixels that the file holds; see `find_held`.
 
         Raises
         ------
@@ -153,37 +163,34 @@ class RegionReader:
         return find_held(number, self._images, self._parts.finer, regions)
 
     def read_tiles(
-        self,
-        number: int,
-        tiles: Collection[tuple[int, int]],
-        table: ColorTable | None = None,
-    ) -> dict[tuple[int, int], NDArray[Any]]:
-        """Read whole tiles, for a display: those that fail show the background.
+        self, number: int, tiles: Collection[tuple[int, int]], table: ColorTable | None = None
+    ) -> dict[tuple[int, int], Array]:
+        """Read whole tiles for a display; tiles that fail show the background.
 
         Parameters
         ----------
         number : int
             Number of the image.
         tiles : collection of (int, int)
-            Row and column of each.
+            Row and column of each tile.
         table : ColorTable, optional
-            The colours that the pixels get.
+            Converts the pixels to sRGB.
 
         Returns
         -------
         dict of (int, int) to ndarray, shape (height, width, channels)
-            Cut to the image. All but failed ones are in the host's cache now.
+            The tiles, cropped to the image. All except failed ones are cached on the host.
 
         Raises
         ------
         DeviceError
-            If the device that was chosen fails.
+            If the chosen device fails.
         SlideError
-            If the file or its server doesn't give their bytes, or the slide was closed.
+            If the tiles can't be read from the file or server, or the slide is closed.
         """
         image, places = self._images[number], list(tiles)
         options = ReadOptions(tolerant=True, table=table)
-        regions = Regions.of(tile_rect(image, *place) for place in places)
+        regions = Regions.of(image.tile_rect(*place) for place in places)
         plans = plan_regions(number, self._images, regions)
         pixels = self.offload.read(number, plans, regions, options)
         if pixels is None and not image.parts:
@@ -192,10 +199,10 @@ class RegionReader:
             size = int(regions.offsets[-1])
             pixels = self._memory.empty((size, image.channels), image.dtype)
             self._host.read(number, plans, _views(pixels, regions), options)
+        # All tiles share one buffer, so the cache evicts them together.
         found = dict(zip(places, _views(pixels, regions), strict=True))
-        slide = self._slide if table is None else ~self._slide
         keep = {
-            TileKey(slide, number, *place): part
+            TileKey(self._slide, number, *place, options.color): part
             for place, part in found.items()
             if not self._log.has_failed(
                 None if image.computed else TileKey(self._slide, number, *place)
@@ -204,15 +211,46 @@ class RegionReader:
         self._tiles.put_all(keep, pixels.nbytes)
         return found
 
+    def check_tiles(self, number: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
+        """Decode all stored tiles of an image completely, and drop their pixels.
+
+        Parameters
+        ----------
+        number : int
+            Number of an image that is not a mosaic.
+        progress : callable
+            Called after each batch with the number of tiles in it.
+
+        Returns
+        -------
+        list of (str, str)
+            Name and reason of each tile that failed.
+        """
+        image, options = self._images[number], ReadOptions(keep="none")
+        failures: list[tuple[str, str]] = []
+        places = stored_tiles(image)
+        step = max(1, min(CHECKED_TILES, CHECKED_BYTES // image.tile_bytes))
+        for first in range(0, len(places), step):
+            some = places[first : first + step]
+            regions = Regions.of(image.tile_rect(*place) for place in some.tolist())
+            plans = plan_regions(number, self._images, regions)
+            try:
+                if self.offload.read(number, plans, regions, options) is None:
+                    self._host.check_tiles(plans[0], options)
+            except TileError as error:
+                failures += error.failures
+            progress(len(some))
+        return failures
+
     def _whole_tiles(
         self, number: int, places: list[tuple[int, int]], plan: ReadPlan, options: ReadOptions
-    ) -> dict[tuple[int, int], NDArray[Any]]:
+    ) -> dict[tuple[int, int], Array]:
         image = self._images[number]
         found = self._host.read_tiles(plan, options)
         blank = self._host.blank(number, options.table)
         for place in places:
             if place not in found:
-                shape = (*tile_rect(image, *place)[2:], image.channels)
+                shape = (*image.tile_rect(*place)[2:], image.channels)
                 found[place] = np.broadcast_to(np.asarray(blank, image.dtype), shape)
         return found
 
@@ -221,26 +259,26 @@ class RegionReader:
         number: int,
         regions: Regions,
         device: str,
-        out: Any = None,
-        stream: Any = None,
+        out: DeviceArray = None,
+        stream: AnyStream = None,
         options: ReadOptions = DEFAULT_OPTIONS,
-    ) -> Any:
-        """Read regions of one image that are all of one size, to a device.
+    ) -> AnyArray:
+        """Read regions of one size from an image to a device.
 
         Parameters
         ----------
         number : int
             Number of the image.
         regions : Regions
-            What of it.
+            The regions.
         device : str
-            ``"cuda"``, which is the slide's own device or the first one, or ``"cuda:N"``.
+            ``"cuda:N"``, or ``"cuda"`` for the GPU chosen for the slide, or else the first GPU.
         out : cupy.ndarray, optional
-            Where to put the pixels, of as many bytes.
+            Receives the pixels; must have the right number of bytes.
         stream : int or object with ``ptr``, optional
-            The CUDA stream to work on.
+            The caller's CUDA stream, on which all work is ordered.
         options : ReadOptions
-            How; no channel with colours.
+            How to read; a channel and a color table are mutually exclusive.
 
         Returns
         -------
@@ -254,7 +292,7 @@ class RegionReader:
             As in `read`.
         """
         backend = self.backend(device)
-        options = self._meant(options)
+        options = self._effective(options)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
         pixels = backend.read(
@@ -267,62 +305,64 @@ class RegionReader:
             out=out,
             stream=stream,
         )
-        shape = len(regions), *regions.shapes[0], *self._samples(number, options)
+        samples = () if options.channel is not None else (self._images[number].channels,)
+        shape = len(regions), *regions.shapes[0], *samples
         if pixels is None:
             target = None if out is None else out.reshape(shape)
             return backend.send(self.read(number, regions, options), target, stream)
-        self._let_go(plans, options)
+        self._drop_done(plans, options)
         return pixels.reshape(shape)
 
     def release(self) -> None:
-        """Let go of threads and tiles; the next read takes them again."""
+        """Release threads, buffers and tiles; the next read acquires them again."""
         self._parts.decoder.release()
         self._host.release()
         self._memory.clear()
         self.offload.release()
 
     def clear_cache(self) -> None:
-        """Drop the slide's decoded tiles, on the host and on devices."""
+        """Drop the slide's decoded tiles on the host and on devices."""
         self._tiles.forget(self._slide)
         for backend in self.offload.started():
             backend.forget_tiles()
 
     def backend(self, device: str) -> DeviceBackend:
-        """Return what works on a device, named as in `read_to_device`."""
+        """Return the backend of a device, named as in `read_to_device`."""
         return self.offload.backend(self.offload.worker(device))
 
-    def _let_go(self, plans: Sequence[ReadPlan], options: ReadOptions) -> None:
-        """Drop tiles that were kept for regions of which these were the last ones."""
+    def _drop_done(self, plans: Sequence[ReadPlan], options: ReadOptions) -> None:
+        """Drop cached tiles that no later region needs."""
         if options.later is None:
             return
-        slide = self._slide if options.table is None else ~self._slide
         for plan in plans:
-            done = plan.tiles[~options.later(options.past, plan.tiles)]
-            self._tiles.drop(slide, plan.image, done)
+            done = plan.tiles[~options.later(options.regions_done, plan.tiles)]
+            self._tiles.drop(self._slide, plan.image, done, options.color)
             for backend in self.offload.started():
                 backend.drop_tiles(plan.image, done)
 
-    def _meant(self, options: ReadOptions) -> ReadOptions:
-        """Return options that keep no whole tiles if only one task reads the slide."""
+    def _effective(self, options: ReadOptions) -> ReadOptions:
+        """Restrict caching to partly covered tiles unless `keeps_whole` is set."""
         if self._keeps_whole or options.keep == "none":
             return options
         return replace(options, keep="partly")
 
-    def _samples(self, number: int, options: ReadOptions) -> tuple[int, ...]:
-        return () if options.channel is not None else (self._images[number].channels,)
+
+def stored_tiles(image: LevelLayout) -> Integers:
+    """Return the row and column of each tile that the file holds, with shape (tiles, 2)."""
+    return np.argwhere(image.grid.byte_counts.any(axis=0))
 
 
-def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
-    """Cut the pixels of regions that lie one after another."""
+def _views(pixels: Array, regions: Regions) -> list[Array]:
+    """Return a view of the pixels of each region in one buffer of all regions."""
     offsets = regions.offsets.tolist()
     return [
-        pixels[begin:end].reshape(*shape, *pixels.shape[1:])
-        for begin, end, shape in zip(offsets[:-1], offsets[1:], regions.shapes, strict=True)
+        pixels[start:stop].reshape(*shape, *pixels.shape[1:])
+        for start, stop, shape in zip(offsets[:-1], offsets[1:], regions.shapes, strict=True)
     ]
 
 
 def _check_size(regions: Regions) -> None:
-    """Raise an error, before any plan is made, if no memory can hold so many pixels."""
+    """Raise a `RegionError` before planning if no memory could hold the pixels."""
     shape = regions.shapes[0]
     if max(*shape, len(regions) * math.prod(shape)) > ADDRESSABLE:
         raise _too_large(regions)

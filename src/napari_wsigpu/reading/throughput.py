@@ -1,4 +1,4 @@
-"""`Throughput`: what decodes tiles fastest here, learnt from reads."""
+"""`Throughput`: measure which decoder is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -13,49 +13,52 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
 
 TRIALS = 3
-FEWEST_TILES = 16
-SHARES = ("gpu", "cpu", "both")
+MIN_TILES = 16
+MODES = ("gpu", "cpu", "both")
 
 
 def tile_kind(image: LevelLayout) -> Hashable:
-    """Name what takes equally long to decode: tiles of one size, type and compression."""
+    """Return a key for tiles that take equally long to decode: same size, type and compression."""
     grid, encoding = image.grid, image.encoding
     return (grid.tile_height, grid.tile_width, image.channels, encoding.compression, encoding.dtype)
 
 
 class Throughput:
-    """Learns what decodes tiles fastest: the GPU, the CPU, or both at once.
+    """Measures whether the GPU, the CPU, or both together decode tiles fastest.
 
-    Each is tried a few times in turn; from then on the fastest is used, and still measured.
+    Each mode is tried a few times; then the fastest is used, and measured further.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_seconds`, whose lookups insert missing keys
         self._seconds: defaultdict[tuple[Hashable, str], deque[float]] = defaultdict(
+            # Seconds per tile of the latest reads, by kind of tile and mode.
             lambda: deque(maxlen=2 * TRIALS - 1)
         )
 
     def choose(self, key: Hashable) -> str:
-        """Return "gpu", "cpu" or "both" for tiles of a kind."""
+        """Return the mode for tiles of a kind: "gpu", "cpu" or "both"."""
         with self._lock:
-            for way in SHARES:
-                if len(self._seconds[key, way]) < TRIALS:
-                    return way
-            return min(SHARES, key=lambda way: median(self._seconds[key, way]))
+            # Modes without enough measurements come first.
+            for mode in MODES:
+                if len(self._seconds[key, mode]) < TRIALS:
+                    return mode
+            return min(MODES, key=lambda mode: median(self._seconds[key, mode]))
 
-    def settled(self, key: Hashable) -> bool:
-        """Whether everything was tried."""
+    def is_measured(self, key: Hashable) -> bool:
+        """Return whether every mode has been tried often enough."""
         with self._lock:
-            return all(len(self._seconds[key, way]) >= TRIALS for way in SHARES)
+            return all(len(self._seconds[key, mode]) >= TRIALS for mode in MODES)
 
     def share(self, key: Hashable) -> float:
-        """Return the part of a batch that the GPU decodes while the CPU decodes the rest."""
+        """Return the share of a batch that the GPU decodes in mode "both"."""
         with self._lock:
-            gpu, cpu = (median(self._seconds[key, way] or [1.0]) for way in ("gpu", "cpu"))
+            gpu, cpu = (median(self._seconds[key, mode] or [1.0]) for mode in ("gpu", "cpu"))
         return cpu / (gpu + cpu)
 
-    def note(self, key: Hashable, way: str, tiles: int, seconds: float) -> None:
-        """Learn from a read; few tiles teach nothing."""
-        if tiles >= FEWEST_TILES:
+    def record(self, key: Hashable, mode: str, tiles: int, seconds: float) -> None:
+        """Record the duration of a read; reads of few tiles are ignored as too noisy."""
+        if tiles >= MIN_TILES:
             with self._lock:
-                self._seconds[key, way].append(seconds / tiles)
+                self._seconds[key, mode].append(seconds / tiles)

@@ -1,1 +1,1 @@
-"""A slide as its user holds it, and what slides share."""
+"""Open slides: opening, reading, planes, associated images, and the shared runtime."""

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.color import wants_srgb
+from napari_wsigpu.codecs.color import is_srgb
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import AssociatedLayout
     from napari_wsigpu.reading.level import LevelArray
 
 
 @dataclass(eq=False, repr=False)
 class AssociatedImage:
-    """A picture that travels with a slide (thumbnail, label, macro), decoded when read.
+    """An image stored with a slide (thumbnail, label, macro), decoded by `read`.
 
     Attributes
     ----------
     name : str
-        Name of the picture.
+        Name of the image.
     size : tuple of int
         (width, height) in pixels.
     """
@@ -40,13 +39,13 @@ class AssociatedImage:
         self.name = self._layout.name
         self.size = self._layout.image.width, self._layout.image.height
 
-    def read(self, color: Color = "stored") -> NDArray[Any]:
-        """Decode the whole picture.
+    def read(self, color: Color = "stored") -> Array:
+        """Decode the whole image.
 
         Parameters
         ----------
         color : {"stored", "srgb"}
-            Pixels as they are, or in sRGB by the picture's own ICC profile.
+            Pixels as stored, or converted to sRGB by the image's own ICC profile.
 
         Returns
         -------
@@ -55,32 +54,33 @@ class AssociatedImage:
         Raises
         ------
         SlideError
-            If it can't be read or decoded, or has no profile that can be applied.
+            If the image cannot be read or decoded, or has no usable profile.
         """
         if self._refusal is not None:
             raise UnsupportedSlideError(
                 f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
-                f"{self._refusal}; the slide itself can."
+                f"{self._refusal}; the slide itself can be read."
             )
+        # The size is the file's claim: check it before any memory is allocated.
         size = math.prod(self._array.shape) * self._array.dtype.itemsize
         if size > limits.tile_bytes:
             raise UnsupportedSlideError(
-                f"The {self.name} image of '{self._array.slide.path}' claims {byte_size(size)}, "
-                f"too much to decode: {limits.advice('tile_bytes')}."
+                f"The {self.name} image of '{self._array.slide.path}' claims to hold "
+                f"{byte_size(size)} of pixels, too many to decode: {limits.advice('tile_bytes')}."
             )
-        if not wants_srgb(color):
+        if not is_srgb(color):
             return self._array[...]
         self._profile.profile()
         return self._profile.converted(self._array[...])
 
     @property
     def icc_profile(self) -> bytes | None:
-        """The picture's own ICC profile; None where the file has none.
+        """The image's own ICC profile; None if the file has none.
 
         Raises
         ------
         SlideError
-            If the file can't be read.
+            If the file cannot be read.
         """
         return self._profile.data()
 

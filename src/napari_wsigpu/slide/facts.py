@@ -1,38 +1,46 @@
-"""What the inspector says of a slide, as plain text."""
+"""Facts about a slide as plain text, for the inspector."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.codecs.table import storage_name
+from napari_wsigpu.codecs.compressions import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.slide.layout_text import NOT_GIVEN as NOT_GIVEN
+from napari_wsigpu.slide.layout_text import TIMES as TIMES
+from napari_wsigpu.slide.layout_text import dimensions, format_size, is_stored, mpp, unbroken
 from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from napari_wsigpu.model.layout import LevelLayout, Planes
     from napari_wsigpu.slide.slide import Slide
 
-TIMES = "\N{MULTIPLICATION SIGN}"
-TOGETHER = "\N{NO-BREAK SPACE}"
 MOST_CHANNELS = 6
-NOT_GIVEN = "not given"
-# Vendors whose names are not just the code's with a capital letter.
+# Vendors whose display name is not simply the capitalized identifier.
 NAMES = {"dicom": "DICOM", "philips-isyntax": "Philips", "wsigpu": "napari-wsigpu"}
-MUCH = 5000  # fields
+# Number of metadata fields above which masking them takes noticeable time.
+MANY_FIELDS = 5000
 
 
-class Said(NamedTuple):
-    """What a file says, as nested metadata, and what is wrong with it, in sentences."""
+class FileReport(NamedTuple):
+    """The nested metadata of a file, its problems as sentences, and the names of its channels.
+
+    `private` is true if private data is included.
+    """
 
     metadata: dict[str, Any]
     problems: list[str]
+    channels: Sequence[str] = ()
+    private: bool = False
 
 
 class LevelFacts(NamedTuple):
-    """One row of the table of levels."""
+    """A row of the table of levels."""
 
     level: str
     size: str
@@ -48,105 +56,100 @@ def title(slide: Slide) -> str:
 
 
 def facts(slide: Slide) -> list[tuple[str, str]]:
-    """Return (name, value) of what people look for first.
+    """Return (name, value) pairs of the most important properties.
 
-    What the names of the scanner and of channels repeat of private metadata is masked; where there
-    is so much of it that this takes long, the names are left out.
+    Names of the scanner and of channels are masked where they repeat private metadata. They are
+    left out if there is so much metadata that masking would take a long time.
     """
     width, height = slide.dimensions
     layout = slide.layout
     found = [("Vendor", NAMES.get(slide.vendor, slide.vendor.capitalize()))]
     if slide.vendor == "generic-tiff":
         found = [("Format", "OME-TIFF" if "ome" in layout.metadata else "TIFF")]
-    screen = None if says_much(slide) else Screen(slide.metadata)
+    screen = None if has_many_fields(slide) else Screen(slide.metadata)
     if layout.scanner and screen is not None:
         found.append(("Scanner", screen.metadata["scanner"]))
-    found.append(
-        ("Objective", NOT_GIVEN if slide.objective is None else f"{slide.objective:g}{TIMES}")
-    )
-    if slide.mpp is None:
-        found.append(("MPP", NOT_GIVEN))
-    else:
-        x, y = slide.mpp
-        size = f"{x:.4g}" if x == y else f"{x:.4g} {TIMES} {y:.4g}"
-        found.append(("MPP", _unbroken(f"{size} µm/px")))
-    found.append(("Dimensions", _unbroken(f"{width:,} {TIMES} {height:,} px")))
+    objective = NOT_GIVEN if slide.objective is None else f"{slide.objective:g}{TIMES}"
+    found.append(("Objective", objective))
+    found += [("MPP", mpp(layout)), ("Dimensions", dimensions(layout))]
     if slide.mpp is not None:
         found.append(("Extent", extent(width * slide.mpp[0], height * slide.mpp[1])))
     region = region_of(slide.metadata)
     if region is not None:
         x, y, across, down = region
-        place = _unbroken(f"at {x:,}, {y:,} of its source")
-        found.append(("Region", f"{_unbroken(f'{across:,} {TIMES} {down:,} px')} {place}"))
+        size, corner = f"{across:,} {TIMES} {down:,} px", f"at x {x:,}, y {y:,}"
+        found.append(("Region", f"{unbroken(size)} {unbroken(corner)} in the source slide"))
     found.append(("Channels", _channels(slide, screen)))
     if slide.planes.names:
         found.append(("Planes", _planes(slide.planes)))
-    if layout.further_planes:
-        found.append(("Further planes", f"{layout.further_planes:,}, not shown"))
+    if layout.unselectable_planes:
+        found.append(("Further planes", f"{layout.unselectable_planes:,}, not shown"))
     return found
 
 
 def _planes(planes: Planes) -> str:
-    """Say how many planes there are along each axis, and how far apart."""
+    """Return the number of planes along each axis and their spacing."""
     steps = {"z": (planes.z_spacing, "µm"), "t": (planes.time_step, "s")}
     found = []
     for name, size in reversed(planes.sizes.items()):
         step, unit = steps[name]
-        apart = "" if step is None else f", {_unbroken(f'{step:.4g} {unit}')} apart"
+        apart = "" if step is None else f", {unbroken(f'{step:.4g} {unit}')} apart"
         found.append(f"{size:,} along {name}{apart}")
     return "; ".join(found)
 
 
-def said(slide: Slide, *, private: bool) -> Said:
-    """Return what the slide's file says, and what is wrong with it.
+def file_report(slide: Slide, *, private: bool) -> FileReport:
+    """Return a file's metadata, channels and problems.
 
-    Unless `private`, private metadata is masked, also where the sentences repeat it. That takes
-    long where there is much: see `says_much`.
+    Unless `private`, private data in all of them is masked; that is slow if `has_many_fields`.
     """
-    found = list(slide.layout.problems)
+    channels, problems = [each.name for each in slide.channels], list(slide.layout.problems)
     if private:
-        return Said(slide.metadata, found)
+        return FileReport(slide.metadata, problems, channels, private)
     screen = Screen(slide.metadata, slide.path)
-    return Said(screen.metadata, screen.sentences(found))
+    channels = [screen.text(name) for name in channels]
+    return FileReport(screen.metadata, screen.sentences(problems), channels, private)
 
 
-def says_much(slide: Slide) -> bool:
-    """Whether the file says so much that it has to be prepared off the main thread."""
+def has_many_fields(slide: Slide) -> bool:
+    """Whether masking the metadata takes too long for the main thread."""
     count, waiting = 0, [slide.layout.metadata]
-    while waiting and count <= MUCH:
+    while waiting and count <= MANY_FIELDS:
         value: Any = waiting.pop()
         if isinstance(value, Mapping):
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
         count += 1
-    return count > MUCH
+    return count > MANY_FIELDS
 
 
 def damage(slide: Slide) -> list[str]:
-    """Return a sentence if tiles of levels turned out to be damaged so far."""
+    """Return a list of one sentence about the levels' damaged tiles, empty if there are none."""
     failed = sum(name.startswith("level ") for name in slide.stats()["failed_tiles"])
-    plural = "s are" if failed > 1 else " is"
-    return [f"{failed:,} damaged tile{plural} shown as background."] if failed else []
+    plural = "" if failed == 1 else "s"
+    return [f"{failed:,} damaged tile{plural} can't be shown."] if failed else []
 
 
 def level_facts(slide: Slide) -> list[LevelFacts]:
-    """Return a row for each level, finest first; only the slide's own have a number."""
+    """Return a row per level, finest first; levels that are computed for viewers have no number."""
     base = slide.layout.levels[0]
     rows = []
     for number, level, *_ in slide.pyramid:
         grid = level.grid
-        stored = _is_stored(level)
+        stored = is_stored(level)
         compression = storage_name(level)
         if not stored:
             compression = "computed" if level.computed else f"{compression}, scaled"
         rows.append(
             LevelFacts(
                 str(number) if number < slide.level_count else "",
-                _pair(level.width, level.height),
+                format_size(level.width, level.height),
                 f"{level.downsample(base):.4g}",
-                "" if level.computed else _pair(grid.tile_width, grid.tile_height),
-                byte_size(_stored_bytes(level)) if stored and _is_in_file(level) else "",
+                "" if level.computed else format_size(grid.tile_width, grid.tile_height),
+                byte_size(_stored_bytes(level))
+                if stored and _is_in_file(level) and slide.layout.has_tile_sizes
+                else "",
                 compression,
             )
         )
@@ -154,7 +157,10 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 
 
 def level_names(slide: Slide) -> list[tuple[int, str]]:
-    """Return number and name of each level: which it is, its pixel size or downsample, its size."""
+    """Return (number, name) of each level.
+
+    A name contains the pixel size, or else the downsample, and the size in pixels.
+    """
     base = slide.layout.levels[0]
     found = []
     for number, level, *_ in slide.pyramid:
@@ -170,22 +176,18 @@ def level_names(slide: Slide) -> list[tuple[int, str]]:
 
 
 def _is_in_file(level: LevelLayout) -> bool:
-    """Whether the tiles lie in a file as the level says."""
+    """Whether the level's byte ranges refer to a file."""
     return level.array is None and level.library is None
 
 
 def levels_in_short(slide: Slide) -> str:
-    """Return how many levels there are and how much the stored ones take."""
-    stored = [level for level in slide.layout.levels if _is_stored(level)]
+    """Return the number of levels, and the size of the stored ones if it is known."""
+    stored = [level for level in slide.layout.levels if is_stored(level)]
     computed = len(slide.pyramid) - len(stored)
     plural = "" if len(stored) == 1 else "s"
     more = f", {computed} computed" if computed else ""
-    total = byte_size(sum(map(_stored_bytes, stored)))
-    return f"{len(stored)} stored level{plural}{more}, {total} of tiles"
-
-
-def _is_stored(level: LevelLayout) -> bool:
-    return not level.computed and level.encoding.jpeg_scale == 1
+    total = f", {byte_size(sum(map(_stored_bytes, stored)))} of tiles"
+    return f"{len(stored)} stored level{plural}{more}{total * slide.layout.has_tile_sizes}"
 
 
 def _stored_bytes(level: LevelLayout) -> int:
@@ -204,21 +206,12 @@ def _channels(slide: Slide, screen: Screen | None) -> str:
 
 
 def extent(width: float, height: float) -> str:
-    """Return a size given in micrometres."""
+    """Format a size in micrometers."""
     unit, size = ("mm", 1e3) if max(width, height) >= 1e3 else ("µm", 1.0)
-    return _unbroken(f"{width / size:.4g} {TIMES} {height / size:.4g} {unit}")
+    return unbroken(f"{width / size:.4g} {TIMES} {height / size:.4g} {unit}")
 
 
 def pixel_size(mpp: tuple[float, float], downsample: float) -> str:
-    """Return the size of a level's pixels."""
+    """Format the pixel size of a level."""
     x, y = (f"{size * downsample:.4g}" for size in mpp)
     return f"{x} µm/px" if x == y else f"{x} {TIMES} {y} µm/px"
-
-
-def _pair(width: int, height: int) -> str:
-    """Return a size that may be broken after the sign."""
-    return f"{width:,}{TOGETHER}{TIMES} {height:,}"
-
-
-def _unbroken(text: str) -> str:
-    return text.replace(" ", TOGETHER)

@@ -1,4 +1,4 @@
-"""`Opening`: how a slide was opened, and can be opened again."""
+"""`Opening`: the information needed to open a slide again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.formats.describe import described
+from napari_wsigpu.formats.describe import describe_for_reading
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import UnsupportedSlideError, changed_error
 from napari_wsigpu.model.layout import DIGEST, digest
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.stream import StreamSource
 
 
-# Folders below the slide's own in which its files lie.
-DEEPEST = 2
+# How many levels of subfolders of the slide's folder are searched for its files.
+DEEPEST = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """How a slide was opened: enough to open it again after a fork or in another process.
+    """How a slide was opened: everything that another process needs to open it again.
 
     Attributes
     ----------
     layout : SlideLayout
-        The slide. The path of a label image is its title: see `label_image`.
+        The slide's layout. For a label image, its path is a title: see `label_image`.
     device, threads
         As in `open_slide`.
     keeps_whole : bool
-        Whether caches keep tiles that one region takes whole.
+        Whether caches keep tiles that a region covers completely.
     color : {"stored", "srgb"}
         The slide's `display_color`.
     stream : StreamSource or None
-        What it is read from, if it was not opened by a path.
+        The stream that the slide was opened from, instead of a path.
     label : tuple of (Opening, int) or None
-        The slide that it is a label image of, and its number there.
+        For a label image, the slide that it belongs to and its number there.
     """
 
     layout: SlideLayout
@@ -55,10 +55,10 @@ class Opening:
     label: tuple[Opening, int] | None = None
 
     def label_image(self, number: int) -> Opening:
-        """Return how a label image is opened.
+        """Return the opening of a label image.
 
-        Its path can name a patient, so that a title takes the place of it. Its layout still has
-        the paths of its files, and does not travel.
+        Its path can name a patient, so a title replaces it. The layout still has the paths of the
+        files; `portable` removes them.
         """
         title = f"{self.layout.path} (label image {number + 1})"
         layout = replace(self.layout.labels[number].layout, path=title)
@@ -66,35 +66,37 @@ class Opening:
         return replace(self, layout=layout, device="cpu", color="stored", label=label)
 
     @contextmanager
-    def described(
+    def parse_again(
         self, z: int | None = None, t: int | None = None
     ) -> Iterator[tuple[Opening, ByteSource | None]]:
-        """Describe the file again; a plane other than its own if one is given.
+        """Parse the file again, optionally for another plane.
 
         Yields
         ------
         Opening
-            This one, with the layout of that plane and all that `portable` leaves out.
+            This opening with the plane's layout, including everything that `portable` removes.
         ByteSource or None
-            As of `formats.describe.described`.
+            As in `formats.describe.describe_for_reading`.
 
         Raises
         ------
         SlideChangedError
-            If the file is no longer the one that was opened.
+            If the file has changed since it was opened.
         SlideError
-            If it can't be read.
+            If the file cannot be read.
         """
         own = self.layout
         shown, remote = own.planes, own.remote
         if self.label is not None:
             parent, number = self.label
-            whole = parent.layout.planes  # of which the label image may show each for several
+            # The label image may have fewer planes than the slide; each then covers several planes
+            # of the slide.
+            whole = parent.layout.planes
             if z is not None:
                 z = -(-z * whole.size_z // shown.size_z)
             if t is not None:
                 t = -(-t * whole.size_t // shown.size_t)
-            with parent.described(z, t) as (found, source):
+            with parent.parse_again(z, t) as (found, source):
                 if number >= len(found.layout.labels):
                     raise changed_error(own.path)
                 image = found.label_image(number)
@@ -104,36 +106,36 @@ class Opening:
             raise self._stream_error()
         address = own.path if remote is None else remote.url
         at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
-        with described(address, at if shown.names else None) as (layout, source):
-            now, known = layout.without_words(), own.without_words()
+        with describe_for_reading(address, at if shown.names else None) as (layout, source):
+            now, known = layout.without_private_data(), own.without_private_data()
             if now.files != known.files or layout.remote != remote:
                 raise changed_error(own.path)
             yield replace(self, layout=layout), source
 
     def portable(self) -> Opening:
-        """Return what travels to another process: nothing that can name a patient.
+        """Return a copy for another process, without anything that can name a patient.
 
         Raises
         ------
         UnsupportedSlideError
-            If another process can't open the slide.
+            If another process cannot open the slide.
         """
         if self.label is not None:
             parent = self.label[0].portable()
             return replace(self, layout=parent.layout, label=(parent, self.label[1]))
         if self.stream is not None:
             raise self._stream_error()
-        return replace(self, layout=self.layout.without_words())
+        return replace(self, layout=self.layout.without_private_data())
 
     def with_files(self) -> Opening:
-        """Return it with the paths of the slide's other files, which don't travel.
+        """Return a copy with the paths of the slide's other files, which `portable` hashed.
 
-        They are looked for beside the slide and below, where all formats have them.
+        Searches the slide's folder and its subfolders: every format stores its files there.
 
         Raises
         ------
         SlideChangedError
-            If one is not there any more.
+            If one of them is missing.
         """
         layout = self.layout
         missing = {file.path for file in layout.files if file.path.startswith(DIGEST)}
@@ -143,11 +145,11 @@ class Opening:
         root = own if own.is_dir() else own.parent
         found: dict[str, str] = {}
         for folder, below, names in os.walk(root):
-            # Such a folder has the slide's name in its own; others may be large.
+            # Search folders with the slide's name first; the others may be large.
             below.sort(key=lambda name: own.stem not in name)
             if len(Path(folder).relative_to(root).parts) == DEEPEST:
                 below.clear()
-            paths = (os.path.join(folder, name) for name in names)  # noqa: PTH118 - many
+            paths = (os.path.join(folder, name) for name in names)  # noqa: PTH118 - faster
             found |= {key: path for path in paths if (key := digest(path)) in missing}
             if len(found) == len(missing):
                 files = (replace(f, path=found.get(f.path, f.path)) for f in layout.files)
@@ -155,7 +157,7 @@ class Opening:
         raise changed_error(layout.path)
 
     def in_child(self) -> Opening:
-        """Return how a forked process opens the slide: by the CPU if its parent uses a GPU."""
+        """Return a copy for a forked process, which cannot use a GPU that its parent uses."""
         if self.device in ("auto", "cpu") or not driver.started_before_fork():
             return self
         driver.warn_of_fork()
@@ -163,6 +165,6 @@ class Opening:
 
     def _stream_error(self) -> UnsupportedSlideError:
         return UnsupportedSlideError(
-            f"'{self.layout.path}' was opened from a stream, which can't be opened again for "
-            "another process or plane; open the slide by its path."
+            f"'{self.layout.path}' was opened from a stream, which can't be opened again in "
+            "another process or for another plane; open the slide by its path."
         )

@@ -1,22 +1,23 @@
-"""Pixels of any type as people see them, and as files."""
+"""Pixels of any type, converted to 8-bit pictures for display and saved to files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import imagecodecs
 import numpy as np
 import tifffile
 
-from napari_wsigpu.model.appearance import WHITE, channel_colors, shown_limits
-from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError
+from napari_wsigpu.model.appearance import WHITE, channel_colors, contrast_limits
+from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError, write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Encoding
     from napari_wsigpu.slide.slide import Slide
 
@@ -24,59 +25,62 @@ PNG_TYPES = (np.uint8, np.uint16)
 
 
 def overview(slide: Slide) -> NDArray[np.uint8]:
-    """Read the coarsest level of a slide, its channels laid over each other.
+    """Read the coarsest level of a slide, with its channels overlaid.
 
     Returns
     -------
-    ndarray, shape (height, width, 3)
-        Tiles that can't be decoded show the background.
+    ndarray of uint8, shape (height, width, 3)
+        Tiles that cannot be decoded show the background.
     """
     level = slide.pyramid[-1].layout
     pixels = slide.level_array(slide.pyramid[-1].number, tolerant=True)[...]
     if slide.layout.rgb:
         return rgb(pixels)
     if pixels.shape[2] == 1:
-        return rgb(upright(pixels, level.encoding))
+        return rgb(black_is_zero(pixels, level.encoding))
     colors = [color or WHITE for color in channel_colors(slide.channels)]
     return overlay(pixels, colors)
 
 
-def aspect_of(slide: Slide) -> float:
-    """Return how many times as wide as high a slide's pixels are."""
+def pixel_aspect(slide: Slide) -> float:
+    """Return the ratio of width to height of a slide's pixels."""
     return 1.0 if slide.mpp is None else slide.mpp[0] / slide.mpp[1]
 
 
-def associated(slide: Slide, name: str) -> NDArray[Any]:
-    """Decode an associated image in the colours in which the slide is shown.
+def read_associated(slide: Slide, name: str) -> Array:
+    """Decode an associated image in the slide's display colors.
 
     Returns
     -------
     ndarray, shape (height, width, channels)
-        Zero is black, whatever the file says.
+        Zero is black, even if the file stores white as zero.
 
     Raises
     ------
     SlideError
-        If it can't be read or decoded.
+        If the image cannot be read or decoded.
     """
     layout = next(item for item in slide.layout.associated if item.name == name)
     image = slide.associated_images[name]
     try:
         pixels = image.read("stored" if layout.icc is None else slide.display_color)
-    except UnsupportedSlideError:  # perhaps because its profile is of no use
+    except UnsupportedSlideError:  # its profile may be unusable
         pixels = image.read()
-    return upright(pixels, layout.image.encoding)
+    return black_is_zero(pixels, layout.image.encoding)
 
 
-def upright(pixels: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
-    """Return pixels whose zero is black."""
+def black_is_zero(pixels: Array, encoding: Encoding) -> Array:
+    """Invert pixels if the file stores white as zero."""
     if not encoding.white_is_zero or pixels.dtype.kind != "u":
         return pixels
     return np.iinfo(pixels.dtype).max - pixels
 
 
-def rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return (height, width, 3) bytes of gray or RGB pixels of any type; gray is stretched."""
+def rgb(pixels: Array) -> NDArray[np.uint8]:
+    """Convert gray or RGB pixels of any type to uint8, shape (height, width, 3).
+
+    The contrast of gray pixels that are not uint8 is stretched.
+    """
     if pixels.shape[2] < 3:
         pixels = pixels[..., :1]
         if pixels.dtype != np.uint8:
@@ -89,8 +93,8 @@ def rgb(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     return _bytes(pixels / whole)
 
 
-def overlay(pixels: NDArray[Any], colors: Sequence[str]) -> NDArray[np.uint8]:
-    """Add up the channels of (height, width, channels), each in its colour "#rrggbb"."""
+def overlay(pixels: Array, colors: Sequence[str]) -> NDArray[np.uint8]:
+    """Add up channels, the last axis of `pixels`, each in its color ("#rrggbb")."""
     total = np.zeros((*pixels.shape[:2], 3))
     for index, color in enumerate(colors):
         tint = np.frombuffer(bytes.fromhex(color[1:7]), np.uint8) / 255
@@ -98,30 +102,28 @@ def overlay(pixels: NDArray[Any], colors: Sequence[str]) -> NDArray[np.uint8]:
     return _bytes(total)
 
 
-def save(pixels: NDArray[Any], path: str) -> None:
-    """Write (height, width, channels) as a PNG or TIFF file, as the path's suffix says.
+def save(pixels: Array, path: str) -> None:
+    """Write pixels, shape (height, width, channels), to a file: PNG or TIFF, depending on `path`.
 
     Raises
     ------
     SlideError
-        If the file can't be written, or can't hold such pixels.
+        If the file cannot be written, or its format does not support the pixels.
     """
     pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     suffix = Path(path).suffix.lower()
-    try:
+    with write_errors(path):
         if suffix == ".png":
             if pixels.dtype not in PNG_TYPES:
-                raise SlideError(
-                    f"A PNG file can't hold pixels of type {pixels.dtype}; save '{path}' as TIFF."
-                )
+                raise SlideError(f"PNG can't hold {pixels.dtype} pixels; save '{path}' as TIFF.")
             Path(path).write_bytes(imagecodecs.png_encode(pixels))
         elif suffix in (".tif", ".tiff"):
             photometric = "rgb" if pixels.ndim == 3 else "minisblack"
             tifffile.imwrite(path, pixels, photometric=photometric, compression="zlib")
         else:
-            raise SlideError(f"'{path}' is no name of a picture; end it with .png or .tif.")
-    except OSError as error:
-        raise not_written(path, error) from error
+            raise SlideError(
+                f"Pictures can't be saved as '{path}'; use a name that ends in .png or .tif."
+            )
 
 
 def save_text(text: str, path: str) -> None:
@@ -130,30 +132,21 @@ def save_text(text: str, path: str) -> None:
     Raises
     ------
     SlideError
-        If it can't be written.
+        If the file cannot be written.
     """
-    try:
+    with write_errors(path):
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise not_written(path, error) from error
 
 
-def not_written(path: str, error: OSError) -> SlideError:
-    """Say in one sentence that a file can't be written."""
-    return SlideError(
-        f"'{path}' can't be written ({error.strerror or error}); choose another folder or name."
-    )
-
-
-def _stretched(pixels: NDArray[Any]) -> NDArray[np.float64]:
+def _stretched(pixels: Array) -> NDArray[np.float64]:
     values = pixels.astype(np.float64)
     if not np.isfinite(values).any():
         return np.zeros_like(values)
-    low, high = shown_limits(values)
+    low, high = contrast_limits(values)
     stretched: NDArray[np.float64] = np.nan_to_num(values - low) / (high - low)
     return stretched.clip(0, 1)
 
 
-def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+def _bytes(values: Array) -> NDArray[np.uint8]:
     scaled: NDArray[np.float64] = np.nan_to_num(values).clip(0, 1) * 255
     return np.rint(scaled).astype(np.uint8)

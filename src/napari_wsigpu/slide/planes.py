@@ -1,4 +1,4 @@
-"""The planes of a slide that were asked for, each opened once."""
+"""The planes of a slide that have been requested, each opened once."""
 
 from __future__ import annotations
 
@@ -8,48 +8,51 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Planes beyond this number are released until they are read again.
 MOST_READY = 64
 
 
 class Releasable(Protocol):
-    """A plane: it holds file handles, threads and tiles."""
+    """A plane, which holds file handles, threads and tiles."""
 
     def release(self) -> None:
-        """Let go of them until the next read."""
+        """Release its resources until the next read."""
 
 
 Plane = TypeVar("Plane", bound=Releasable)
 
 
 class OpenPlanes(Generic[Plane]):
-    """Planes of a slide by (z, t), each a slide of its own; thread-safe.
+    """Planes of a slide by (z, t), each opened as a separate slide. Thread-safe.
 
     Parameters
     ----------
     opener : callable
-        Opens a plane.
+        Opens the plane at (z, t).
     """
 
     def __init__(self, opener: Callable[[tuple[int, int]], Plane]) -> None:
         self._opener = opener
         self._lock = threading.Lock()
+        # The least recently requested plane comes first.
         self._planes: dict[tuple[int, int], Plane] = {}
 
-    def get(self, which: tuple[int, int]) -> Plane:
-        """Return a plane; of those beyond `MOST_READY`, the one not asked for longest lets go."""
+    def get(self, position: tuple[int, int]) -> Plane:
+        """Return the plane at (z, t); release all but the `MOST_READY` most recently requested."""
         with self._lock:
-            plane = self._planes.pop(which, None) or self._opener(which)
-            self._planes[which] = plane
-            last = list(self._planes.values())[-MOST_READY - 1 : -MOST_READY]
-        for each in last:
+            plane = self._planes.pop(position, None) or self._opener(position)
+            self._planes[position] = plane
+            excess = list(self._planes.values())[-MOST_READY - 1 : -MOST_READY]
+        # Outside of the lock, because releasing a plane waits for its reads.
+        for each in excess:
             each.release()
         return plane
 
-    def renew(self) -> None:
-        """Take another lock in a forked process: a thread that is not there may hold this one."""
+    def reset_lock(self) -> None:
+        """Replace the lock in a forked process: a thread of the parent may hold the old one."""
         self._lock = threading.Lock()
 
     def all(self) -> list[Plane]:
-        """Return all planes that were asked for."""
+        """Return all planes that have been requested."""
         with self._lock:
             return list(self._planes.values())

@@ -1,4 +1,4 @@
-"""What the page "Decoding" says: rates from the counters of a slide, and their last minute."""
+"""Decoding rates for the "Decoding" page, from a slide's counters over the last minute."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from napari_wsigpu.model.units import byte_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# How many seconds of steps to keep, and the maximum number of characters in a line of text.
 SECONDS = 60.0
-LONGEST = 300  # characters
+LONGEST = 300
 TILES, DECODED, READ = "Tiles", "Decoded", "Read"
 WAITING, BATCH, HITS = "Waiting", "Batch", "Cache hits"
-PREFETCH, ALL_READ = "Prefetch hits", "Read in all"
-READINGS = {
-    TILES: "Tiles of this slide that are decoded now",
-    DECODED: "Pixels that are decoded now",
-    READ: "Encoded bytes that are read from the file now",
-    WAITING: "Tiles that a display waits for",
-    BATCH: "Tiles that are decoded together",
-    HITS: "Part of the tiles of the last minute that were in memory already",
-    PREFETCH: "Part of the tiles decoded ahead that were shown later",
+PREFETCH, ALL_READ = "Prefetch hits", "Total read"
+RATE_TOOLTIPS = {
+    TILES: "Tiles of this slide decoded per second",
+    DECODED: "Decoded pixels per second, in bytes",
+    READ: "Encoded bytes read from the file per second",
+    WAITING: "Tiles that a display is waiting for",
+    BATCH: "Tiles decoded in one batch",
+    HITS: "Share of the tiles requested in the last minute that were in the cache",
+    PREFETCH: "Share of the prefetched tiles that were shown later",
     ALL_READ: "Encoded bytes read since the slide was opened",
 }
 
 
 class Step(NamedTuple):
-    """What happened between two looks at the counters.
+    """Change of the counters between updates.
 
     Attributes
     ----------
-    begin, end : float
-        When, in seconds.
-    tiles, bytes_decoded, bytes_read, asked, hits : int
-        Tiles decoded, their bytes of pixels, bytes read, tiles asked, and those in the cache.
+    start, end : float
+        Times of the updates, in seconds.
+    tiles, bytes_decoded, bytes_read, requested, hits : int
+        Tiles decoded, their size in bytes, encoded bytes read, tiles requested, and tiles found in
+        the cache.
     """
 
-    begin: float
+    start: float
     end: float
     tiles: int
     bytes_decoded: int
     bytes_read: int
-    asked: int
+    requested: int
     hits: int
 
     def rate(self, count: int) -> float:
-        """Return how many these are a second."""
-        return count / (self.end - self.begin)
+        """Convert a count of this step to a count per second."""
+        return count / (self.end - self.start)
 
 
 class Rates:
@@ -60,41 +62,36 @@ class Rates:
 
     @property
     def latest(self) -> Step | None:
-        """The step that ended last; None before there is one."""
+        """The most recent step; None before the second update."""
         return self.steps[-1] if self.steps else None
 
     def add(self, now: float, stats: Mapping[str, Any]) -> None:
-        """Take note of the counters as they are now."""
-        counts = (
-            sum(stats["decoded"].values()),
-            stats["bytes_decoded"],
-            stats["bytes_read"],
-            stats["tiles_asked"],
-            stats["cache_hits"],
-        )
+        """Add a step from the counters' current values."""
+        names = "bytes_decoded", "bytes_read", "tiles_asked", "cache_hits"
+        counts = sum(stats["decoded"].values()), *(stats[name] for name in names)
         if self._last is not None and now > self._last[0]:
-            begin, before = self._last
+            start, before = self._last
             changes = (new - old for new, old in zip(counts, before, strict=True))
-            self.steps.append(Step(begin, now, *changes))
+            self.steps.append(Step(start, now, *changes))
         self._last = now, counts
         while self.steps and self.steps[0].end <= now - SECONDS:
             self.steps.popleft()
 
     def pause(self) -> None:
-        """Leave out what happens until the next look."""
+        """Ignore what happens until the next update."""
         self._last = None
 
-    def readings(self, stats: Mapping[str, Any]) -> dict[str, str]:
-        """Return a text for each of `READINGS` that is known."""
+    def texts(self, stats: Mapping[str, Any]) -> dict[str, str]:
+        """Return the text of each of `RATE_TOOLTIPS` whose value is known."""
         values = {ALL_READ: byte_size(stats["bytes_read"])}
         step = self.latest
         if step is not None:
             values[TILES] = per_second(step.rate(step.tiles))
             values[DECODED] = f"{byte_size(round(step.rate(step.bytes_decoded)))}/s"
             values[READ] = f"{byte_size(round(step.rate(step.bytes_read)))}/s"
-        asked = sum(step.asked for step in self.steps)
-        hits = _part(sum(step.hits for step in self.steps), asked)
-        values[HITS] = f"{hits} in this minute" if asked else "no tiles in this minute"
+        requested = sum(step.requested for step in self.steps)
+        hits = _part(sum(step.hits for step in self.steps), requested)
+        values[HITS] = f"{hits} in the last minute" if requested else "no tiles in the last minute"
         display = stats["display"]
         values[WAITING] = f"{display['queue']:,} tiles"
         values[BATCH] = f"{display['batch']:,} tiles"
@@ -103,13 +100,13 @@ class Rates:
 
 
 def per_second(rate: float) -> str:
-    """Return how many tiles a second these are."""
+    """Format a number of tiles per second."""
     return f"{rate:,.0f} tiles/s" if rate >= 10 or not rate else f"{rate:.1f} tiles/s"
 
 
 def failure_lines(count: int, reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each failed tile that is named, and one for the rest of `count`."""
-    lines = [_short(f"{name}: {why}") for name, why in reasons.items()]
+    """Return a line per named failed tile, and one for the rest of `count`."""
+    lines = [_short(f"{name}: {reason}") for name, reason in reasons.items()]
     more = count - len(lines)
     return [*lines, f"And {more:,} more."] if more > 0 else lines
 

@@ -1,4 +1,4 @@
-"""`Runtime`: all that the slides of a process share."""
+"""`Runtime`: caches, devices and threads that the slides of a process share."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Caches, devices and threads that slides share, and how fast each way of decoding was.
+    """Caches, devices and threads that slides share, and the decoding speeds measured so far.
 
-    A forked process has a copy of each, which starts empty and keeps its settings.
+    A forked process gets its own copy, which starts empty and keeps the settings.
 
     Parameters
     ----------
     devices : Devices, optional
-        What decodes beside the CPU; by default this machine's CUDA devices.
+        Devices that decode in addition to the CPU; by default this machine's CUDA devices.
 
     Attributes
     ----------
     tiles : TileCache
-        Decoded tiles in host memory. ``tiles.budget`` is how many bytes of them are kept.
+        Decoded tiles in host memory; ``tiles.budget`` is their maximum size in bytes.
     devices : Devices
-        The CUDA devices, with their workers and caches.
+        The CUDA devices with their workers and caches.
     throughput : Throughput
-        What was learnt of how fast tiles are decoded.
+        Decoding speeds measured so far.
     fetcher : TileFetcher
-        Decodes what displays want, in the background.
+        Decodes the tiles that displays need, in the background.
     open_slides : OpenSlides
-        Slides that were opened for tasks.
+        Slides opened by tasks.
 
     Examples
     --------
@@ -52,10 +52,10 @@ class Runtime:
     """
 
     def __init__(self, devices: Devices | None = None) -> None:
-        self._begin(Devices() if devices is None else devices)
+        self._set_up(Devices() if devices is None else devices)
         _runtimes.add(self)
 
-    def _begin(self, devices: Devices) -> None:
+    def _set_up(self, devices: Devices) -> None:
         self.tiles = TileCache()
         self.devices = devices
         self.throughput = Throughput()
@@ -63,14 +63,14 @@ class Runtime:
         self.open_slides = OpenSlides()
 
     def close(self) -> None:
-        """Close the slides that were opened for tasks, and end the devices' threads."""
+        """Close the slides that tasks opened, and stop the devices' threads."""
         self.open_slides.close()
         self.devices.close()
 
-    def renew(self) -> None:
-        """Start again in a forked process: threads that are not there may hold the locks."""
+    def reset_after_fork(self) -> None:
+        """Replace everything in a forked process, where the parent's threads may hold the locks."""
         budget = self.tiles.budget
-        self._begin(self.devices.renewed())
+        self._set_up(self.devices.renewed())
         self.tiles.budget = budget
 
 
@@ -80,27 +80,27 @@ atexit.register(lambda: _default.open_slides.close())
 
 
 def default() -> Runtime:
-    """Return the runtime of slides that are opened without one."""
+    """Return the runtime of slides that are opened without specifying one."""
     return _default
 
 
-def _renew() -> None:
+def _reset_after_fork() -> None:
     for runtime in list(_runtimes):
-        runtime.renew()
+        runtime.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager
 def using(runtime: Runtime) -> Iterator[Runtime]:
-    """Let slides that are opened in this context use another runtime, in whatever thread.
+    """Make another runtime the default in a ``with`` block, in all threads.
 
     Parameters
     ----------
     runtime : Runtime
-        What `default` returns meanwhile. It is not closed at the end.
+        The runtime that `default` returns in the block. It is not closed at the end.
     """
     global _default
     before, _default = _default, runtime
@@ -112,16 +112,16 @@ def using(runtime: Runtime) -> Iterator[Runtime]:
 
 @dataclass(frozen=True)
 class PackedSlide:
-    """A slide for tasks, which open it once in a process, in the default runtime there.
+    """A pickled slide for tasks: each process opens it once, in its default runtime.
 
     Parameters
     ----------
     data : bytes
-        What `napari_wsigpu.reading.open_slides.pack` returned.
+        Return value of `napari_wsigpu.reading.open_slides.pack`.
     """
 
     data: bytes
 
     def use(self) -> AbstractContextManager[LevelOwner]:
-        """Give out the slide, which stays open at least as long as the context."""
+        """Return a context manager that keeps the slide open; it may stay open for longer."""
         return default().open_slides.use(self.data)

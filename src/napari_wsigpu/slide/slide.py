@@ -1,4 +1,4 @@
-"""`Slide`: an open whole-slide image, and how it is opened again elsewhere."""
+"""`Slide`: an open whole-slide image."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import threading
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from itertools import count, product
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from napari_wsigpu.codecs.choose import choose_decoder
-from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
+from napari_wsigpu.codecs.color import EmbeddedProfile, is_srgb
 from napari_wsigpu.codecs.native_format import RGBA
+from napari_wsigpu.display.compose import compose
+from napari_wsigpu.display.composite_source import CompositeLevel, CompositeSource, CompositeView
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.formats.describe import described
+from napari_wsigpu.formats.describe import describe_for_reading
 from napari_wsigpu.formats.tiff.tiff import background, is_rgb
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -27,16 +29,17 @@ from napari_wsigpu.model.errors import (
     RegionError,
     TileError,
 )
-from napari_wsigpu.reading.asked import (
+from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.reading.arguments import (
     batches_ahead,
-    batches_together,
+    batches_per_read,
     check_out,
     count_of,
     region_of,
     regions_of,
     size_of,
 )
-from napari_wsigpu.reading.batches import Together, in_turn, read_ahead
+from napari_wsigpu.reading.batches import Grouping, interleave, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.gathering import GatheredReads
@@ -46,16 +49,20 @@ from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.parts import SlideParts
-from napari_wsigpu.reading.plan import NO_TURN, ReadOptions, Regions
-from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader
+from napari_wsigpu.reading.plan import NO_LOCK, ReadOptions, Regions
+from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader, stored_tiles
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
-from napari_wsigpu.reading.uses import TileUses
+from napari_wsigpu.reading.tile_schedule import TileSchedule
 from napari_wsigpu.slide.associated import AssociatedImage
+from napari_wsigpu.slide.channels import ChannelReader, channel_levels, composite_of
+from napari_wsigpu.slide.containers import Levels, NamedItems, no_level
+from napari_wsigpu.slide.layout_text import html_table
 from napari_wsigpu.slide.opening import Opening
 from napari_wsigpu.slide.planes import OpenPlanes
 from napari_wsigpu.slide.runtime import PackedSlide
 from napari_wsigpu.slide.runtime import default as default_runtime
 from napari_wsigpu.slide.source import check_files, source_of
+from napari_wsigpu.slide.tile_check import TileCheck
 from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.readers import Readers
@@ -66,28 +73,37 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    import cupy
     import dask.array
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType
+    from napari_wsigpu.model.composite import Composite
+    from napari_wsigpu.model.geometry import Integers, Mask, Pair, Span
     from napari_wsigpu.model.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
-    from napari_wsigpu.reading.level import LevelOwner
     from napari_wsigpu.reading.plan import Cancellation, Keep
-    from napari_wsigpu.reading.uses import Wanted
+    from napari_wsigpu.reading.tile_schedule import UpcomingTiles
     from napari_wsigpu.slide.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
-Found = TypeVar("Found")
+    # Regions, and the location of each of them.
+    Located = tuple[AnyArray, list[Pair]]
 
+Result = TypeVar("Result")
+
+# Longest side, in pixels, that the coarsest level of the pyramid may have.
 LARGEST_OVERVIEW = 1024
 _slide_numbers = count()
-_renewing = threading.Lock()
-# More pixels are never those of a few tiles, or take long enough for a plan.
+# Held while a slide that was inherited by fork gets new handles in the child.
+_fork_lock = threading.Lock()
+# On the host, regions of up to this many pixels are read without a plan if they span few tiles; on
+# a device, concurrent reads of such small regions are batched. Larger regions gain little from
+# either.
 SMALL_PIXELS = 1 << 20
 NO_PIXELS = np.empty((0, 0, 0), np.uint8)
-NO_DEVICE_PIXELS = "out and stream are for pixels on a device; use device='cuda'."
+ONLY_ON_DEVICE = "out and stream are for pixels on a device; use device='cuda'."
 RGB = 3
 
 
@@ -103,106 +119,108 @@ def open_slide(
     Parameters
     ----------
     path : str or PathLike
-        A slide of any vendor, a TIFF file, a file or the folder of a DICOM slide, or the folder of
-        an OME-Zarr image; what it is, is decided by its content. Or the URL of a TIFF, DICOM or
-        OME-Zarr slide (https, s3, gs, az).
+        A slide of any supported vendor, a TIFF file, a DICOM file or folder, or the folder of an
+        OME-Zarr image; the content decides, not the name. TIFF, DICOM and OME-Zarr slides can also
+        be opened by URL (https, s3, gs, az).
     device : str
-        What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        Device that decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
-        How many threads decode on the CPU, the one that reads included; by default one a core.
+        Number of threads that decode on the CPU, including the calling one; by default one per
+        core.
     runtime : Runtime, optional
-        Caches and devices to use instead of those that all slides of the process share.
+        Caches and devices to use instead of the process's shared ones.
 
     Returns
     -------
     Slide
-        Use it in a ``with`` statement, or call its `close`.
+        Use it in a ``with`` statement, or call its `close` method.
 
     Raises
     ------
     SlideError
-        If the file can't be read, is no slide, is damaged, or needs what is not there; the
-        kinds are in `napari_wsigpu.model.errors`, and each says what to do.
+        If the file cannot be read, is not a slide, is damaged, or requires something that is not
+        installed. The subclasses are in `napari_wsigpu.errors`; each message says what to do.
 
     Examples
     --------
     >>> with open_slide("slide.svs") as slide:  # doctest: +SKIP
     ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
     """
-    with described(path) as (layout, source):
+    with describe_for_reading(path) as (layout, source):
         return Slide(layout, device, threads, runtime=runtime, source=source)
 
 
 class Slide:
-    """An open whole-slide image. Safe to use from many threads.
+    """An open whole-slide image, returned by `open_slide`. Safe to use from many threads.
 
-    Made by `open_slide`. A slide can be pickled; another process then opens the file with the
-    default runtime of that process, and parses it again only if asked for what it says: metadata
-    and label images, which can name a patient and don't travel with the pickle.
+    A slide can be pickled. The process that unpickles it opens the file with its own default
+    runtime. Metadata and label images can name a patient, so they are not part of the pickle; the
+    file is parsed again when they are first accessed.
 
     Attributes
     ----------
     layout : SlideLayout
-        The immutable description of the file.
+        Immutable description of the file.
     levels : tuple of LevelArray
-        The file's levels, finest first, as exact array-likes.
+        The slide's levels as array-likes that return pixels as stored, finest first.
     associated_images : Mapping of str to AssociatedImage
-        Pictures beside the slide.
+        Images stored with the slide, such as its label.
     runtime : Runtime
-        The caches and devices that it shares with other slides.
+        Caches, devices and threads that the slide shares with others.
     displayed : DisplaySource
-        What displays read of it.
+        Source of tiles for displays.
     """
 
     @property
     def path(self) -> str:
         """Absolute path of the file, or its URL without user, password and query.
 
-        A label image has the slide's path and a number: its own name can be a patient's.
+        A label image has the slide's path plus a number, because its name could be private.
         """
         return self.layout.path
 
     @property
     def vendor(self) -> str:
-        """Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``."""
+        """Vendor in OpenSlide's notation, for example ``"aperio"`` or ``"generic-tiff"``."""
         return self.layout.vendor
 
     @property
-    def dimensions(self) -> tuple[int, int]:
+    def dimensions(self) -> Pair:
         """(width, height) of level 0 in pixels."""
         return self.level_dimensions[0]
 
     @property
     def level_count(self) -> int:
-        """Number of levels: the stored ones, and those that the format lets decoders scale."""
+        """Number of levels: stored levels, and levels that the format derives from them."""
         return len(self.layout.levels)
 
     @property
-    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each level in its own pixels."""
+    def level_dimensions(self) -> tuple[Pair, ...]:
+        """(width, height) of each level, in the level's own pixels."""
         return tuple((level.width, level.height) for level in self.layout.levels)
 
     @property
     def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one pixel of each level spans."""
+        """Pixels of level 0 per pixel of each level, along one axis."""
         return self.layout.downsamples
 
     @property
     def mpp(self) -> tuple[float, float] | None:
-        """Micrometres a pixel of level 0, (x, y); None where the file doesn't say."""
+        """Micrometers per pixel of level 0, (x, y); None if the file doesn't state it."""
         return self.layout.mpp
 
     @property
     def objective(self) -> float | None:
-        """Magnification of the objective; None where the file doesn't say."""
+        """Magnification of the objective; None if the file doesn't state it."""
         return self.layout.objective
 
     @property
     def planes(self) -> Planes:
-        """How many planes along z and t can be chosen, how far apart they lie, and which is shown.
+        """Number and spacing of the planes along z and t, and the plane that this slide shows.
 
-        The one that is shown is the one that the file names, else the middle one along z (of some
-        vendors' slides the first one, as OpenSlide shows it) and the first one along t.
+        By default, the slide shows the plane that the file designates, else the middle one along z
+        and the first one along t. For some vendors, it shows the first one along z, as in
+        OpenSlide.
         """
         return self.layout.planes
 
@@ -216,9 +234,9 @@ class Slide:
         source: ByteSource | None = None,
     ) -> None:
         stream = source if isinstance(source, StreamSource) else None
-        self._begin(Opening(layout, device, threads, stream=stream), runtime, source=source)
+        self._set_up(Opening(layout, device, threads, stream=stream), runtime, source=source)
 
-    def _begin(
+    def _set_up(
         self,
         opening: Opening,
         runtime: Runtime | None,
@@ -226,7 +244,8 @@ class Slide:
         source: ByteSource | None = None,
     ) -> None:
         self.runtime = default_runtime() if runtime is None else runtime
-        self._described: SlideLayout | None = opening.layout
+        # The layout with its metadata; None if a pickle left it out and it hasn't been needed yet.
+        self._parsed: SlideLayout | None = opening.layout
         self._labels: dict[str, Slide] | None = None
         self._planes: OpenPlanes[Slide] = OpenPlanes(self._open_plane)
         self._open(opening, decoder, source)
@@ -240,7 +259,7 @@ class Slide:
         *,
         closed: bool = False,
     ) -> None:
-        """Take new handles, threads and locks: when it is made, and in a forked process."""
+        """Set up handles, threads and locks: for a new slide, and in a forked process."""
         layout, device = opening.layout, opening.device
         self._opening, self.layout = opening, layout
         self._number = next(_slide_numbers)
@@ -251,27 +270,46 @@ class Slide:
         self._source = source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
         self._downsamples = layout.downsamples
+        # Images are numbered: levels of the pyramid first, then parts of mosaics, then associated
+        # images. Tile keys, logs and plans use these numbers.
         images = {level.number: level.layout for level in sorted(self._pyramid)}
         parts = parts_of(list(images.values()))
-        images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
         self._images: dict[int, LevelLayout] = images
-        names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
+        associated = dict(enumerate(layout.associated, len(images) + len(parts)))
+        names = {number: f"the {item.name} image" for number, item in associated.items()}
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
+        images |= {number: item.image for number, item in associated.items()}
+        self._all_images, self._associated = images, frozenset(associated)
+        # Composites read single channels; `check_tiles` and `overview` read whole tiles.
+        by_channel = {} if layout.rgb else channel_levels(self._pyramid, max(images) + 1)
+        names |= {
+            image.number: f"channel {channel} of level {number}"
+            for (number, channel), image in by_channel.items()
+        }
+        readable = images | {image.number: image.layout for image in by_channel.values()}
         self._log = TileLog(
             layout.path,
             names,
-            partial(truncation.reason, layout, images),
-            # Of a server each answer says which version it is of.
+            partial(truncation.reason, layout, readable),
+            # Only files on disk are checked: a server states the version of the file in each
+            # response, and the bytes of a caller's source have no version.
             partial(check_files, () if layout.remote or source else layout.files, layout.path),
         )
         self._log.on_failed_tile = listener
         if closed:
             self._source.close()
 
-        def reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
+        def new_reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
             parts = SlideParts(
-                self._number, layout, images, self._pyramid, source, decoder, self._log
+                self._number,
+                layout,
+                readable,
+                self._associated,
+                (*self._pyramid, *by_channel.values()),
+                source,
+                decoder,
+                self._log,
             )
             return RegionReader(
                 parts,
@@ -282,15 +320,16 @@ class Slide:
                 keeps_whole=opening.keeps_whole,
             )
 
-        self._reader = reader(self._source)
+        self._reader = new_reader(self._source)
         first = layout.levels[0]
-        # Of pictures whose bytes lie elsewhere, or whose samples can't show the slide's background.
-        self._others = {
-            -1 - i: reader(
+        # Associated images that need a reader of their own: those stored in the metadata have their
+        # own source, and those whose sample type differs from level 0 have their own background.
+        self._associated_readers = {
+            number: new_reader(
                 self._source if item.data is None else MemorySource(item.data),
                 replace(layout, background=background(item.image)),
             )
-            for i, item in enumerate(layout.associated)
+            for number, item in associated.items()
             if item.data is not None or item.image.dtype != first.dtype
         }
         self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
@@ -299,58 +338,63 @@ class Slide:
             layout,
             self._pyramid,
             self._profile.table,
-            lambda *which: self._guarded(partial(self._reader.read_tiles, *which)),
+            lambda *arguments: self._guarded(partial(self._reader.read_tiles, *arguments)),
             self._log,
         )
+        self._channel_reader = ChannelReader(
+            self._number, by_channel, self._reader, self._log, self._guarded
+        )
         self._device_source: DeviceSource | None = None
-        self.levels = tuple(self.level_array(index) for index in range(self.level_count))
-        self.associated_images: Mapping[str, AssociatedImage] = {
+        self.levels = Levels(map(self.level_array, range(self.level_count)), layout.path)
+        images_by_name = {
             item.name: AssociatedImage(
                 item,
-                self.level_array(-1 - index),
+                self._array(number, item.image),
                 decoder.refusal(item.image),
                 self._profile_of(
-                    f"The {item.name} image of ",
-                    item.image,
-                    item.icc,
-                    rgb=is_rgb(item.image),
+                    f"The {item.name} image of ", item.image, item.icc, rgb=is_rgb(item.image)
                 ),
             )
-            for index, item in enumerate(layout.associated)
+            for number, item in associated.items()
         }
-        self._process = os.getpid()  # last: other threads of a forked process wait for it
+        self.associated_images: Mapping[str, AssociatedImage] = NamedItems(
+            images_by_name, "associated image"
+        )
+        # Set last: until then, other threads of a forked process wait in `_reopen_if_forked`.
+        self._process = os.getpid()
 
     @property
     def display_color(self) -> Color:
-        """What the layers of a viewer show: pixels as ``"stored"``, or in ``"srgb"``.
+        """Colors that viewers show: ``"stored"``, or ``"srgb"``, converted by the ICC profile.
 
-        sRGB is by the slide's ICC profile. `levels` always are as stored; tolerant levels made by
-        `level_array` follow this. A pickled slide keeps it.
+        It applies to levels that `level_array` returns with ``tolerant=True``; `levels` always
+        return pixels as stored. A pickled slide keeps it.
 
         Raises
         ------
         SlideError
-            If it is set to sRGB, and the slide has no profile that can be applied.
+            If it is set to sRGB and the slide has no usable profile.
         """
         return self._opening.color
 
     @display_color.setter
     def display_color(self, color: Color) -> None:
-        if wants_srgb(color):
+        if is_srgb(color):
             self._profile.profile()
-        self._renew()
+        self._reopen_if_forked()
         for slide in (self, *self._planes.all()):
             slide._opening = replace(slide._opening, color=color)
 
     @property
     def pyramid(self) -> tuple[PyramidLevel, ...]:
-        """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
+        """Levels that viewers show, finest first: the slide's own, and computed ones.
 
-        These are computed between levels of which one is more than about twice as large as the
-        next, and beyond the coarsest. So what a viewer has to load is about 4 times as many pixels
-        as its canvas has, at most, and the coarsest level fits a screen. `level_array` makes an
-        array of each by its number, which for the slide's own is the index in `levels`: those
-        have a ``number < slide.level_count``, in the arrays of a layer (``layer.data``) too.
+        A computed level averages 2 x 2 pixels of the one before it. Such levels fill gaps between
+        levels that differ by more than a factor of about two, and continue below the coarsest one.
+        A viewer therefore loads at most about four times as many pixels as its canvas has, and the
+        coarsest level fits a screen. `level_array` returns a level by its number. Levels with
+        ``number < slide.level_count`` are the slide's own, and the number is their index in
+        `levels`. The arrays of a napari layer (``layer.data``) have the same numbers.
         """
         return self._pyramid
 
@@ -367,69 +411,78 @@ class Slide:
         Parameters
         ----------
         index : int
-            Number of a level of `pyramid`: index in `levels` for those.
+            Number of a level in `pyramid`, which for the slide's own levels is the index in
+            `levels`.
         channel : int, optional
-            Show this channel alone, as a two-dimensional array.
+            Show only this channel, as a two-dimensional array.
         tolerant : bool
-            For a viewer: show tiles that can't be decoded as background instead of raising,
-            and levels in the slide's `display_color`.
+            For viewers: show the background in place of tiles that fail to decode, instead of
+            raising, and use the slide's `display_color`.
         color : {"stored", "srgb"}, optional
-            Show a level so, whatever else holds.
+            Colors to return instead, whether `tolerant` or not.
 
         Raises
         ------
         LevelError
             If there is no such level or channel.
         UnsupportedSlideError
-            If sRGB is asked for, and the slide has no profile that can be applied.
+            If sRGB is requested and the slide has no usable profile.
         """
-        if color is not None and wants_srgb(color):
+        if color is not None and is_srgb(color):
             self._profile.profile()
         layout = self._images.get(index)
         if layout is None:
-            raise LevelError(
-                f"'{self.path}' has no level {index!r}; its levels are 0 to "
-                f"{max(level.number for level in self._pyramid)}."
-            )
+            raise no_level(self.path, index, len(self._pyramid))
         if channel is not None and not 0 <= channel < layout.channels:
-            raise LevelError(
-                f"'{self.path}' has no channel {channel!r}; its channels are 0 to "
-                f"{layout.channels - 1}."
-            )
+            channels = f"its channels are 0 to {layout.channels - 1}"
+            raise LevelError(f"'{self.path}' has no channel {channel!r}; {channels}.")
+        return self._array(index, layout, channel, tolerant=tolerant, color=color)
 
-        def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
-            shown = self.display_color if tolerant and index >= 0 else "stored"
+    def _array(
+        self,
+        number: int,
+        layout: LevelLayout,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+        color: Color | None = None,
+    ) -> LevelArray:
+        """Return an image as an array-like, by its number in `SlideParts.images`."""
+
+        def read(rows: Span, columns: Span, channel: int | None) -> Array:
+            shown = self.display_color if tolerant else "stored"
             table = self._profile.table(color or shown)
-            wanted = channel if table is None else None
-            # Displays come back to what they have shown, scripts perhaps never.
+            # A color table converts all channels at once; the channel is selected afterwards.
+            stored_channel = channel if table is None else None
+            # Displays revisit tiles that they have shown; a script may never read a tile twice.
             keep: Keep = "all" if tolerant or layout.computed else "recurring"
-            options = ReadOptions(channel=wanted, tolerant=tolerant, keep=keep, table=table)
-            pixels: NDArray[Any] = self._guarded(
-                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), options)[0]
+            options = ReadOptions(channel=stored_channel, tolerant=tolerant, keep=keep, table=table)
+            regions = Regions.slice(rows, columns)
+            pixels: Array = self._guarded(
+                lambda: self._image_reader(number).read(number, regions, options)[0]
             )
-            return pixels if wanted == channel else pixels[..., channel]
+            return pixels if stored_channel == channel else pixels[..., channel]
 
-        owner = cast("LevelOwner", self)  # what is read to devices and in tasks, others add
-        return LevelArray(layout, read, owner, index, channel, tolerant=tolerant)
+        return LevelArray(layout, read, self, number, channel, tolerant=tolerant)
 
     @property
     def device(self) -> str:
-        """What decodes tiles, as in `open_slide`; from the next read on, if it is set.
+        """Device that decodes tiles, as in `open_slide`. Setting it affects the next read.
 
-        To set it to a GPU may take seconds. A GPU that failed is tried again.
+        Switching to a GPU may take seconds. A GPU that failed before is tried again.
 
         Raises
         ------
         DeviceError
-            If it can't be used; the slide is decoded as before then.
+            If the device cannot be used; the slide then keeps the previous one.
         """
-        self._renew()
+        self._reopen_if_forked()
         return self._reader.offload.device
 
     @device.setter
     def device(self, device: str) -> None:
-        self._renew()
-        for reader in (self._reader, *self._others.values()):
+        self._reopen_if_forked()
+        for reader in (self._reader, *self._associated_readers.values()):
             reader.offload.device = device
         self._opening = replace(self._opening, device=device)
         for plane in self._planes.all():
@@ -437,46 +490,100 @@ class Slide:
 
     @property
     def decoder(self) -> tuple[str, str]:
-        """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
-        self._renew()
+        """The current decoder of level 0, and why it is used, for example ``("CPU", "chosen")``."""
+        self._reopen_if_forked()
         return self._reader.offload.decoder
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
-        """Have `report` called with name and reason of each tile that is shown as background.
+        """Register a callback for tiles that can't be decoded.
 
-        Called once a tile, from the thread that read it.
+        ``report(name, reason)`` is called once per tile, in the thread that read it.
         """
-        self._renew()
+        self._reopen_if_forked()
         for slide in (self, *self._planes.all()):
             slide._log.on_failed_tile = report
 
     def stats(self, most_failed: int | None = None) -> dict[str, Any]:
-        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed.
+        """Return counters: tiles requested, cache hits, tiles per decoder, bytes read, failures.
 
-        Under "display": how many tiles displays wait for (queue), how many were decoded at once
-        last (batch), and how many were prefetched, and of those needed later (prefetch_hits).
+        The counters under "display" are the number of tiles that displays wait for (queue), the
+        size of the last batch (batch), the number of prefetched tiles (prefetched), and how many
+        of these were needed later (prefetch_hits).
 
         Parameters
         ----------
         most_failed : int, optional
-            Name only the first so many failed tiles.
+            Name at most this many failed tiles; by default all of them.
         """
-        self._renew()
+        self._reopen_if_forked()
         display = self.runtime.fetcher.stats(self._number)
         return {**self._log.stats(most_failed), "display": display}
 
+    def check_tiles(self, progress: Callable[[int, int], None] | None = None) -> TileCheck:
+        """Decode every stored tile of all planes, levels and associated images completely.
+
+        Cached tiles are dropped first.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            ``progress(done, total)`` is called with the number of tiles checked so far and in
+            total. If it raises an exception, the check ends.
+
+        Returns
+        -------
+        TileCheck
+            The damaged and the doubtful tiles.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        self.clear_cache()
+        planes, own, done = self.planes, self._checkable(), 0
+        total = planes.count * sum(len(stored_tiles(self._all_images[number])) for number in own)
+        damaged: list[tuple[str, str]] = []
+        doubtful: list[tuple[str, tuple[str, ...]]] = []
+
+        def advance(tiles: int) -> None:
+            nonlocal done
+            done += tiles
+            if progress is not None:
+                progress(done, max(done, total))
+
+        for t, z in product(range(planes.size_t), range(planes.size_z)):
+            plane = self.plane(z, t)
+            prefix = f"t {t}, z {z}, " if planes.count > 1 else ""
+            plane._log.forget_doubtful()
+            for number in own if plane is self else plane._checkable() - plane._associated:
+                check = partial(plane._image_reader(number).check_tiles, number, advance)
+                damaged += ((prefix + name, why) for name, why in plane._guarded(check))
+            doubtful += ((prefix + name, why) for name, why in plane._log.doubtful_tiles())
+        return TileCheck(done, tuple(damaged), tuple(doubtful))
+
+    def _checkable(self) -> set[int]:
+        """Return the numbers of the stored images that can be decoded; for a mosaic, its parts."""
+        return {
+            number
+            for number, image in self._all_images.items()
+            if not (image.parts or image.computed or self._decoder.refusal(image))
+        }
+
     def clear_cache(self) -> None:
-        """Drop this slide's decoded tiles, of all planes, from memory and from devices."""
-        self._renew()
+        """Drop the decoded tiles of all planes of this slide from host and device memory."""
+        self._reopen_if_forked()
         self.displayed.clearings += 1
         self._reader.clear_cache()
         for plane in self._planes.all():
             plane.clear_cache()
 
     def release(self) -> None:
-        """Let go of file handle, threads and tiles; the next read takes them again."""
-        self._renew()
-        self._source.release()  # a server's answers could be long in coming
+        """Release file handles, threads and cached tiles until the next read."""
+        self._reopen_if_forked()
+        # Release the source twice: first to end server requests that the fetcher may wait for, and
+        # then to close any handles that the fetcher opened before it forgot the slide.
+        self._source.release()
         self.runtime.fetcher.forget_slide(self._number)
         self._source.release()
         self.clear_cache()
@@ -485,14 +592,15 @@ class Slide:
             other.release()
 
     def close(self) -> None:
-        """Let go of everything for good; may be called twice.
+        """Close the slide for good. Closing it twice is harmless.
 
-        Reads in flight in other threads end first, with `SlideClosedError` if they are long.
+        It waits for reads in other threads. Reads that still need the file raise
+        `SlideClosedError`.
         """
-        self._renew()
+        self._reopen_if_forked()
         self._reads.closed = True
         self._source.close()
-        with self._reads.none():
+        with self._reads.exclusive():
             pass
         self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
@@ -516,62 +624,73 @@ class Slide:
         width, height = self.dimensions
         return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
 
-    def _open_plane(self, which: tuple[int, int]) -> Slide:
-        with self._opening.described(*which) as (opening, source):
+    def _repr_html_(self) -> str:
+        return html_table(self.layout)
+
+    def __dir__(self) -> list[str]:
+        names = super().__dir__()
+        return [name for name in names if not name.startswith("_") or name.startswith("__")]
+
+    def _open_plane(self, position: Pair) -> Slide:
+        with self._opening.parse_again(*position) as (opening, source):
             layout = opening.layout
-            if _kind(layout) != _kind(self.layout) or (layout.planes.z, layout.planes.t) != which:
+            shown = layout.planes
+            if _sample_format(layout) != _sample_format(self.layout) or (
+                (shown.z, shown.t) != position
+            ):
                 raise CorruptSlideError(
-                    f"The plane at z = {which[0]}, t = {which[1]} of '{self.path}' has other "
-                    "channels or samples than the one that is shown; get a fresh copy of the file."
+                    f"The plane at z = {position[0]}, t = {position[1]} of '{self.path}' has "
+                    "different channels or samples than the plane that is shown; get a fresh copy "
+                    "of the file."
                 )
-            plane = _opened(opening, self.runtime, self._decoder, source)
+            plane = _open_from(opening, self.runtime, self._decoder, source)
         plane._log.on_failed_tile = self._log.on_failed_tile
         return plane
 
     def _release_readers(self) -> None:
-        for reader in (self._reader, *self._others.values()):
+        for reader in (self._reader, *self._associated_readers.values()):
             reader.release()
         self._profile.release()
 
     def _profile_of(
-        self, name: str, image: LevelLayout, icc: tuple[int, int] | bytes | None, *, rgb: bool
+        self, name: str, image: LevelLayout, icc: Pair | bytes | None, *, rgb: bool
     ) -> EmbeddedProfile:
-        return EmbeddedProfile(f"{name}'{self.path}'", image, icc, self._read_bytes, rgb=rgb)
+        return EmbeddedProfile(f"{name}'{self.path}'", image, icc, self._read_profile, rgb=rgb)
 
-    def _read_bytes(self, place: tuple[int, int] | bytes) -> bytes:
-        if isinstance(place, bytes):
-            return place
-        return self._guarded(lambda: bytes(self._source.read([place])[0]))
+    def _read_profile(self, profile: Pair | bytes) -> bytes:
+        if isinstance(profile, bytes):
+            return profile
+        return self._guarded(lambda: bytes(self._source.read([profile])[0]))
 
-    def _guarded(self, read: Callable[[], Found]) -> Found:
-        """Read while the slide is open, and keep it open meanwhile."""
-        self._renew()
+    def _guarded(self, read: Callable[[], Result]) -> Result:
+        """Keep the slide open while `read` runs; turn a `MemoryError` into a `RegionError`."""
+        self._reopen_if_forked()
         try:
             with self._reads:
                 return read()
         except MemoryError:
             raise RegionError(
-                f"There is no memory left to read this region of '{self.path}'; read it in parts, "
-                "or let go of others."
+                f"There is not enough memory to read this region of '{self.path}'; read it in "
+                "parts, or release other arrays."
             ) from None
 
-    def _reader_of(self, index: int) -> RegionReader:
-        return self._others.get(index, self._reader)
+    def _image_reader(self, index: int) -> RegionReader:
+        return self._associated_readers.get(index, self._reader)
 
-    def _renew(self) -> None:
-        """Take new locks, threads and handles in a process that was forked from the slide's own.
+    def _reopen_if_forked(self) -> None:
+        """Set up new locks, threads and handles in a process forked from the slide's own.
 
-        The copies of the old ones may be held by threads that don't exist here.
+        Threads that existed only in the parent may hold the inherited locks.
         """
         if self._process == os.getpid():
             return
-        with _renewing:
+        with _fork_lock:
             if self._process != os.getpid():
                 self._open_in_child()
 
     def _open_in_child(self, decoder: CpuDecoder | None = None) -> None:
         opening, listener = self._opening.in_child(), self._log.on_failed_tile
-        self._planes.renew()
+        self._planes.reset_lock()
         self._open(opening, decoder, opening.stream, listener, closed=self._reads.closed)
         for plane in self._planes.all():
             if plane._process != self._process:
@@ -579,14 +698,14 @@ class Slide:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """All the file says, JSON-serialisable; vendor fields under the vendor's name.
+        """All metadata of the file, JSON-serializable; vendor fields are under the vendor's name.
 
-        What all vendors have comes first, None where the file doesn't say: ``vendor``,
-        ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and whether there
-        is an ``icc_profile``.
+        Fields that all vendors share come first and are None if the file doesn't state them:
+        ``vendor``, ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and
+        whether there is an ``icc_profile``.
         """
-        layout = self._said()
-        return {
+        layout = self._full_layout()
+        fields = {
             "vendor": self.vendor,
             "scanner": layout.scanner,
             "objective": self.objective,
@@ -594,67 +713,68 @@ class Slide:
             "scan_date": layout.scan_date,
             "barcode": layout.barcode,
             "icc_profile": layout.icc is not None,
-            **copy.deepcopy(dict(layout.metadata)),
         }
+        return NamedItems({**fields, **copy.deepcopy(dict(layout.metadata))}, "metadata field")
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Name and colour of each channel; empty for an RGB slide."""
-        return self._said().channels
+        """Name and color of each channel; empty for an RGB slide."""
+        return self._full_layout().channels
 
     @property
     def icc_profile(self) -> bytes | None:
-        """The ICC profile of the slide's pixels; None where the file has none.
+        """ICC profile of the slide's pixels; None if the file has none.
 
         Raises
         ------
         SlideError
-            If the file can't be read.
+            If the file cannot be read.
         """
-        place = self.layout.icc
-        return None if place is None else self._read_bytes(place)
+        profile = self.layout.icc
+        return None if profile is None else self._read_profile(profile)
 
     @property
     def labels(self) -> Mapping[str, Slide]:
-        """Label images that lie on the slide, each a slide of its own of one channel.
+        """Label images on the slide, each as a slide with one channel; closed with this slide.
 
-        Their pixels are numbers of objects, and 0 where there is none. They are closed with the
-        slide. ``layout.labels`` says where they lie, and their colours and properties.
+        Their pixels are object numbers, 0 where there is no object. ``layout.labels`` holds their
+        positions, colors and properties.
         """
         if self._labels is None:
-            whole = replace(self._opening, layout=self._said())
-            self._labels = {
-                item.name: _opened(whole.label_image(number), self.runtime)
+            whole = replace(self._opening, layout=self._full_layout())
+            labels = {
+                item.name: _open_from(whole.label_image(number), self.runtime)
                 for number, item in enumerate(whole.layout.labels)
             }
+            self._labels = NamedItems(labels, "label image")
         return self._labels
 
     def plane(self, z: int | None = None, t: int | None = None) -> Slide:
-        """Return a plane along z and t as a slide of its own, which is closed with this one.
+        """Return a plane along z and t as a separate slide, which is closed with this one.
 
-        It shares the runtime's caches and devices. Of very many planes, those that were asked for
-        longest ago are released (`release`), until they are read again.
+        It shares the runtime's caches and devices. If more than 64 planes are open, the least
+        recently requested ones are released until they are read again.
 
         Parameters
         ----------
         z, t : int, optional
-            Which one of `planes`, counted from 0; by default the one that this slide shows.
+            Index of the plane, from 0; by default, the index of the plane that this slide shows.
 
         Returns
         -------
         Slide
-            This slide itself, if that is the one.
+            This slide itself if it shows that plane.
 
         Raises
         ------
         PlaneError
             If there is no such plane.
         SlideChangedError
-            If the file is no longer the one that was opened.
+            If the file has changed since it was opened.
         CorruptSlideError
-            If the plane has other channels or samples than this one.
+            If the plane differs from this one in channels or sample type.
         SlideError
-            If the file can't be read.
+            If the file cannot be read.
         """
         shown = self.planes
         at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
@@ -666,19 +786,20 @@ class Slide:
 
     def read_region(
         self,
-        location: tuple[int, int],
-        size: tuple[int, int],
+        location: Pair,
+        size: Pair,
         level: int = 0,
         device: str = "cpu",
         *,
         mpp: float | None = None,
-        out: Any = None,
-        stream: Any = None,
+        out: DeviceArray | None = None,
+        stream: int | cupy.cuda.Stream | None = None,
         color: Color = "stored",
         z: int | None = None,
         t: int | None = None,
-    ) -> Any:
-        """Read a rectangle, as OpenSlide counts it, or at a resolution in micrometres a pixel.
+        composite: Composite | None = None,
+    ) -> AnyArray:
+        """Read a rectangle of a level, with OpenSlide's coordinates, or at a given resolution.
 
         Parameters
         ----------
@@ -690,53 +811,58 @@ class Slide:
         level : int
             Index in `levels`.
         device : str
-            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+            Device to return the pixels on: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
         mpp : float, optional
-            Micrometres that a pixel of the region shall span, instead of a level; `size` is in
-            such pixels. They are averages of the coarsest level that is at least as fine: each is
-            the mean of what lies under it, weighted by area (a box filter), integers rounded half
-            up. A level within 0.1 % of it is taken as it is.
+            Resolution in micrometers per pixel, instead of a level; `size` then counts pixels of
+            this resolution. They are computed from the coarsest level that is at least as fine:
+            each is the mean of the area it covers (a box filter), and integers are rounded half up.
+            A level whose resolution differs by less than 0.1 % is used as it is.
         out : cupy.ndarray, optional
-            Device memory for the pixels: of this region's shape and type, C-contiguous.
+            Device array for the pixels: C-contiguous, with the shape and type of the region.
         stream : int or cupy.cuda.Stream, optional
-            CUDA stream to work on instead of one of our own. It is synchronised.
+            CUDA stream to use instead of an internal one; synchronized before this returns.
         color : {"stored", "srgb"}
-            Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
-            some tenths of a second longer.
+            Pixels as stored, or converted to sRGB by the slide's ICC profile. The first conversion
+            takes a few tenths of a second longer.
         z, t : int, optional
-            The plane, of `planes`; by default the one that is shown.
+            Index of the plane, see `planes`; by default the plane that this slide shows.
+        composite : Composite, optional
+            Settings that show channels as one picture; the result is then 8-bit RGB on the CPU.
+            See the `composite` method.
 
         Returns
         -------
         ndarray or cupy.ndarray, shape (height, width, channels)
-            Pixels outside the slide have the background's value.
+            Pixels outside of the slide have the background's value.
 
         Raises
         ------
         RegionError, LevelError, PlaneError, DeviceError
-            If the region, level, plane or device can't be.
+            If the region, level, plane or device is not valid.
         TileError
-            If a tile in the region can't be decoded.
+            If a tile in the region cannot be decoded.
         UnsupportedSlideError
-            If sRGB is asked for, and the slide has no profile that can be applied.
+            If sRGB is requested and the slide has no usable profile.
         SlideError
-            If the file can't be read.
+            If the file cannot be read.
         """
         plane = self if z is None and t is None else self.plane(z, t)
+        if composite is not None:
+            if device != "cpu" or color != "stored":
+                raise RegionError("Composites are RGB pixels on the CPU; omit device and color.")
+            return plane._read_composite(location, size, level, mpp, composite)
         if device != "cpu" or mpp is not None or color != "stored":
             options = ReadOptions(table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
         if out is not None or stream is not None:
-            raise RegionError(NO_DEVICE_PIXELS)
+            raise RegionError(ONLY_ON_DEVICE)
         pixels, keep = plane._read_small(location, size, level)
         if keep is None:
             return pixels
         return plane._read_planned(location, size, level, options=ReadOptions(keep=keep))
 
-    def read_rgba(
-        self, location: tuple[int, int], size: tuple[int, int], level: int = 0
-    ) -> NDArray[np.uint8]:
-        """Read a rectangle of a gray, RGB or RGBA slide of 8 bits as RGBA pixels.
+    def read_rgba(self, location: Pair, size: Pair, level: int = 0) -> NDArray[np.uint8]:
+        """Read a rectangle of a gray, RGB or RGBA slide with 8 bits per sample as RGBA pixels.
 
         Parameters
         ----------
@@ -746,38 +872,100 @@ class Slide:
         Returns
         -------
         ndarray of uint8, shape (height, width, 4)
-            Opaque where the file holds pixels, else transparent black.
+            Opaque where the file holds pixels, transparent black elsewhere.
 
         Raises
         ------
         RegionError, LevelError, TileError, SlideError
-            As `read_region` does.
+            As in `read_region`.
         """
         pixels, keep = self._read_small(location, size, level, RGBA)
         if keep is None:
             return pixels
         stored = self._read_planned(location, size, level, options=ReadOptions(keep=keep))
-        pixels = rgba_of(stored)
-        blank(pixels, self, location, level)
+        pixels = to_rgba(stored)
+        clear_missing(pixels, self, location, level)
         return pixels
+
+    def composite(
+        self, channels: Sequence[int] | None = None, settings: Composite | None = None
+    ) -> Composite:
+        """Return the settings that show channels as one RGB picture, for `read_region` and viewers.
+
+        Parameters
+        ----------
+        channels : sequence of int, optional
+            The visible channels; by default those of `settings`, or else up to four that the file
+            marks as visible.
+        settings : Composite, optional
+            Colors, windows and gammas to keep; a visible channel whose window is None gets a
+            computed one.
+
+        Returns
+        -------
+        Composite
+            Colors and windows come from the file. Where the file has none, the dye in the channel's
+            name determines the color, and the window covers percentiles 0.1 to 99.8 of the coarsest
+            level.
+
+        Raises
+        ------
+        LevelError
+            If there is no such channel, or the slide is RGB.
+        SlideError
+            If the file cannot be read.
+
+        Examples
+        --------
+        >>> slide.read_region((0, 0), (512, 512), composite=slide.composite([0, 5]))
+        ...     # doctest: +SKIP
+        """
+        if not self.channels:
+            raise LevelError(f"'{self.path}' has no channels to compose: its pixels are RGB.")
+        return composite_of(self.channels, self.channel_overview, channels, settings)
+
+    def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
+        """Return a level of `pyramid` as a composite; the viewer may change `view.settings`."""
+        source = CompositeSource(self.displayed, view, self._channel_reader, self.runtime.tiles)
+        return CompositeLevel(self.level_array(index), source)
+
+    def channel_overview(self, channel: int) -> Array:
+        """Return the pixels of the coarsest level in one channel, shape (height, width)."""
+        number, image, *_ = self._pyramid[-1]
+        whole = Regions.one(Rect(0, 0, image.height, image.width))
+        return self._channel_reader.region(number, whole, [channel])[0]
+
+    def _read_composite(
+        self, location: Pair, size: Pair, level: int, mpp: float | None, composite: Composite
+    ) -> NDArray[np.uint8]:
+        settings = self.composite(settings=composite)
+        if mpp is None:
+            number = self._check_level(level)
+            regions = regions_of([location], size, self.level_downsamples[number])
+            options = ReadOptions(keep="recurring")
+            shown = self._channel_reader.region(number, regions, settings.visible, options)
+            return compose(shown, settings, regions.shapes[0])
+        pixels = self._read_planned(location, size, level, mpp=mpp)
+        shown = [pixels[..., channel] for channel in settings.visible]
+        return compose(shown, settings, pixels.shape[:2])
 
     def _read_planned(
         self,
-        location: tuple[int, int],
-        size: tuple[int, int],
+        location: Pair,
+        size: Pair,
         level: int,
         device: str = "cpu",
         mpp: float | None = None,
-        out: Any = None,
-        stream: Any = None,
+        out: DeviceArray | None = None,
+        stream: int | cupy.cuda.Stream | None = None,
         options: ReadOptions = DEFAULT_OPTIONS,
-    ) -> Any:
-        """Read any region by a plan; parameters as in `read_region`."""
-        reader, target = self._scaled(level, mpp)
+    ) -> AnyArray:
+        """Read a region with a plan, to the host or a device; parameters as in `read_region`."""
+        reader, target = self._scaled_reader(level, mpp)
         regions = regions_of([location], size, self.level_downsamples[target.level])
         if device == "cpu":
             if out is not None or stream is not None:
-                raise RegionError(NO_DEVICE_PIXELS)
+                raise RegionError(ONLY_ON_DEVICE)
             return self._guarded(lambda: reader.read(regions, options)[0])
         if out is not None:
             image = self._images[target.level]
@@ -788,35 +976,37 @@ class Slide:
             pixels = self._guarded(read)
             return pixels[0] if out is None else out
 
-        def read_all(locations: Sequence[tuple[int, int]]) -> Any:
+        def read_all(locations: Sequence[Pair]) -> DeviceArray:
             regions = regions_of(locations, size, self.level_downsamples[target.level])
             return reader.read_to_device(regions, device, None, None, options)
 
+        # Reads with the same key from other threads are gathered into one batch.
         key = target, height, width, device, options.table
         return self._guarded(lambda: self._gathered.read(key, location, read_all))
 
     def _read_small(
-        self, location: tuple[int, int], size: tuple[int, int], level: int, channels: int = 0
-    ) -> tuple[NDArray[Any], Keep | None]:
-        """Read a few tiles' pixels in this thread, if the read needs no plan.
+        self, location: Pair, size: Pair, level: int, channels: int = 0
+    ) -> tuple[Array, Keep | None]:
+        """Read a region of a few tiles in this thread and without a plan, if that is possible.
 
         Parameters
         ----------
         location, size, level
             As in `read_region`.
         channels : int
-            `RGBA` for opaque pixels of an RGB slide, else 0.
+            `RGBA` to read an RGB slide as opaque RGBA pixels, else 0.
 
         Returns
         -------
         pixels : ndarray, shape (height, width, channels)
             The pixels.
         keep : str or None
-            None if these are read; else which tiles are worth keeping when they are.
+            None if the pixels were read. Otherwise the region needs a plan, with this value of
+            `ReadOptions.keep`.
         """
-        self._renew()
+        self._reopen_if_forked()
         if type(level) is not int or not 0 <= level < len(self._downsamples):
-            level = self._checked(level)
+            level = self._check_level(level)
         image = self._images[level]
         region = region_of(location, size, self._downsamples[level])
         if region.height * region.width > SMALL_PIXELS or (channels and image.channels != RGB):
@@ -827,18 +1017,18 @@ class Slide:
 
     def read_mask(
         self,
-        location: tuple[int, int],
-        size: tuple[int, int],
+        location: Pair,
+        size: Pair,
         level: int = 0,
         *,
         mpp: float | None = None,
         z: int | None = None,
         t: int | None = None,
-    ) -> NDArray[np.bool_]:
-        """Tell which pixels of a rectangle the file holds, as a mask or an alpha channel.
+    ) -> Mask:
+        """Return a mask of a rectangle that is true for pixels that the file holds.
 
-        The others lie outside the slide or in tiles that the scanner left out; `read_region` shows
-        the background there. Nothing is read or decoded.
+        All other pixels are outside of the slide or in tiles that the scanner left out;
+        `read_region` fills them with the background. No tile is read or decoded.
 
         Parameters
         ----------
@@ -848,153 +1038,162 @@ class Slide:
         Returns
         -------
         ndarray of bool, shape (height, width)
-            A pixel that is averaged of finer ones is held if any of these is.
+            An averaged pixel counts as held if the file holds any of the pixels it averages.
 
         Raises
         ------
         RegionError, LevelError, PlaneError
-            If the region, level or plane can't be.
+            If the region, level or plane is not valid.
 
         Examples
         --------
         >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
         """
-        plane, reader, target = self._aimed(level, mpp, z, t)
+        plane, reader, target = self._resolve(level, mpp, z, t)
         regions = regions_of([location], size, plane.level_downsamples[target.level])
-        return plane._guarded(lambda: reader.held(regions)[0])
+        height, width = regions.shapes[0]
+        try:
+            return plane._guarded(lambda: reader.held(regions)[0])
+        except RegionError:
+            raise
+        except ValueError:  # from NumPy, if the bytes exceed the address space
+            raise RegionError(
+                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+            ) from None
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str
-    ) -> Any:
-        """Read a region of a level by its number; see `LevelArray.read`.
+    ) -> DeviceArray:
+        """Read part of level `index` to a device, for `LevelArray.read`.
 
         Returns
         -------
         cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
         """
-        self._renew()
-        reader = self._reader_of(index)
+        self._reopen_if_forked()
+        reader = self._image_reader(index)
         regions, options = Regions.slice(rows, columns), ReadOptions(channel=channel)
         read = partial(reader.read_to_device, index, regions, device, options=options)
         return self._guarded(read)[0]
 
-    def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the file's own bytes at each (offset, length), as the layout's grids say them.
+    def read_bytes(self, ranges: Sequence[Pair]) -> list[memoryview]:
+        """Return the bytes of the file at each (offset, length).
 
-        Fewer are returned where the file ends before.
+        The grids of the layout hold the ranges of the tiles. A range that extends beyond the end of
+        the file is cut at the end.
 
         Raises
         ------
         SlideError
-            If the file can't be read.
+            If the file cannot be read.
         """
         return self._guarded(lambda: self._source.read(ranges))
 
     def to_dask(
         self, level: int = 0, tiles: int | None = None, device: str = "cpu"
     ) -> dask.array.Array:
-        """Return all planes of a level as a Dask array; nothing is decoded yet.
+        """Return all planes of a level as a Dask array, without decoding anything yet.
 
         Parameters
         ----------
         level : int
             Index in `levels`.
         tiles, device
-            As `LevelArray.to_dask` takes them.
+            As in `LevelArray.to_dask`.
 
         Returns
         -------
         dask.array.Array, shape (t, z, height, width, channels)
-            The axes t and z are there if the slide has several planes along them. Each chunk is
-            of one plane, which is opened when it is first read.
+            The axes t and z exist only if the slide has several planes along them. Each chunk
+            belongs to one plane, which is opened when the chunk is first read.
 
         Raises
         ------
         LevelError
             If there is no such level.
         ImportError, RegionError, DeviceError
-            As `LevelArray.to_dask` does.
+            As in `LevelArray.to_dask`.
         """
-        return dask_array(self.levels[self._checked(level)], tiles, device, self.planes.sizes)
+        level = self._check_level(level)
+        return dask_array(self.levels[level], tiles, device, self.planes.sizes)
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: str = "cpu") -> Any:
-        """Return a new array for pixels, in the memory of a device.
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: str = "cpu") -> AnyArray:
+        """Return an uninitialized array for pixels in the memory of a device.
 
         Raises
         ------
         DeviceError, RegionError
-            If the device can't be used, or has no memory for it.
+            If the device cannot be used, or lacks the memory.
         """
         if device == "cpu":
             return np.empty(shape, dtype)
         return self._guarded(lambda: self._reader.backend(device).empty(shape, dtype))
 
     def displayed_on_device(self) -> DeviceSource | None:
-        """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
+        """Return the source of tiles for displays that draw on the GPU; None if the CPU decodes."""
         tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles)
         if tiles is None:
             return None
         if self._device_source is None or self._device_source.tiles is not tiles:
             share = self._reader.offload.share_on
 
-            def read(number: int, places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+            def read(number: int, positions: Sequence[Pair]) -> set[Pair]:
                 part = share(self._images[number].stored[0])
-                return self._guarded(lambda: tiles.read(number, places, part))
+                return self._guarded(lambda: tiles.read(number, positions, part))
 
             self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
         return self._device_source
 
-    def _said(self) -> SlideLayout:
-        """Return what the file says, asked anew where a pickle left it out."""
-        if self._described is None:
-            with self._opening.described() as (found, source):
-                self._described = found.layout
+    def _full_layout(self) -> SlideLayout:
+        """Return the layout with its metadata, parsed again if a pickle left it out."""
+        if self._parsed is None:
+            with self._opening.parse_again() as (found, source):
+                self._parsed = found.layout
             if source is not None:
                 source.close()
-        return self._described
+        return self._parsed
 
-    def _aimed(
+    def _resolve(
         self, level: int, mpp: float | None, z: int | None, t: int | None
     ) -> tuple[Slide, ScaledReader, Target]:
-        """Return a plane, what reads it at a level or a resolution, and what that is."""
+        """Return the plane to read, and the reader and target for a level or a resolution."""
         plane = self.plane(z, t)
-        return plane, *plane._scaled(level, mpp)
+        return plane, *plane._scaled_reader(level, mpp)
 
-    def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
-        """Return what reads a level, or at a resolution."""
-        self._renew()
+    def _scaled_reader(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
+        """Return a reader for a level or a resolution."""
+        self._reopen_if_forked()
         if mpp is not None and level != 0:
-            raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; give one of them.")
+            raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; pass only one.")
         if mpp is None:
-            target = Target(self._checked(level))
+            target = Target(self._check_level(level))
         else:
             target = find_target(self.path, mpp, self.mpp, self.level_downsamples)
         return ScaledReader(self._reader, target, self._images[target.level]), target
 
-    def _checked(self, level: int) -> int:
+    def _check_level(self, level: int) -> int:
         if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
-            raise LevelError(
-                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
-            )
+            raise no_level(self.path, level, self.level_count)
         return int(level)
 
     def read_batch(
         self,
-        locations: Sequence[tuple[int, int]],
-        size: tuple[int, int],
+        locations: Sequence[Pair],
+        size: Pair,
         level: int = 0,
         device: str = "cpu",
         *,
         mpp: float | None = None,
-        out: Any = None,
+        out: AnyArray | None = None,
         color: Color = "stored",
-        wanted: Wanted | None = None,
+        wanted: UpcomingTiles | None = None,
+        tolerant: bool = False,
         z: int | None = None,
         t: int | None = None,
-    ) -> Any:
-        """Read rectangles of one size at once; stored tiles that several need are decoded once.
+    ) -> AnyArray:
+        """Read several rectangles of one size; tiles that they share are decoded once.
 
-        For who reads ahead with threads of their own; `read_regions` has its own.
+        It is meant for callers that read ahead in their own threads, as `read_regions` does.
 
         Parameters
         ----------
@@ -1003,11 +1202,13 @@ class Slide:
         size, level, device, mpp, color, z, t
             As in `read_region`.
         out : ndarray or cupy.ndarray, optional
-            Where to put the pixels: of their shape and type, C-contiguous, and on `device`.
-        wanted : Wanted, optional
-            By which tiles are kept for rectangles that are read later: what `after` of `tile_uses`
-            returns. Who shares that reads one after another. Without it they are kept if such
-            tiles have been wanted again lately.
+            Array for the pixels: C-contiguous, on `device`, with the shape and type of the result.
+        wanted : UpcomingTiles, optional
+            Tiles that later batches need, so that they stay cached: ``tile_uses(...).after(n)``.
+            Batches of a local slide that share a schedule are read one after another. By default,
+            tiles are cached if recent reads have revisited tiles.
+        tolerant : bool
+            Show the background in place of tiles that fail to decode, instead of raising.
 
         Returns
         -------
@@ -1016,9 +1217,9 @@ class Slide:
         Raises
         ------
         RegionError, LevelError, PlaneError, DeviceError, TileError, SlideError
-            As in `read_region`; a `TileError` names the locations.
+            As in `read_region`; a `TileError` also holds the locations of its regions.
         """
-        plane, reader, target = self._aimed(level, mpp, z, t)
+        plane, reader, target = self._resolve(level, mpp, z, t)
         regions = regions_of(locations, size, plane.level_downsamples[target.level])
         if out is not None:
             image = plane._images[target.level]
@@ -1027,43 +1228,44 @@ class Slide:
             regions = regions_of([(0, 0)], size, plane.level_downsamples[target.level])
             return plane._read_batch(reader, regions, device, ReadOptions(), [(0, 0)])[:0]
         options = ReadOptions(
+            tolerant=tolerant,
             keep="recurring" if wanted is None else "later",
             table=plane._profile.table(color),
             later=wanted,
-            past=len(regions),
-            # Who waits for a server would have others wait as well.
-            turn=NO_TURN if wanted is None or self.layout.remote else wanted.uses.turn,
+            regions_done=len(regions),
+            # The lock would make all other batches wait for a server's response to this one.
+            lock=NO_LOCK if wanted is None or self.layout.remote else wanted.schedule.lock,
         )
         return plane._read_batch(reader, regions, device, options, locations, out)
 
     def tile_uses(
         self,
-        locations: Sequence[tuple[int, int]],
-        size: tuple[int, int],
+        locations: Sequence[Pair],
+        size: Pair,
         level: int = 0,
         *,
         mpp: float | None = None,
         room: int = DEFAULT_BUDGET // 2,
         z: int | None = None,
         t: int | None = None,
-    ) -> TileUses | None:
-        """Look through rectangles that will be read batch by batch, without reading any.
+    ) -> TileSchedule | None:
+        """Return a schedule of the tiles that a series of rectangles needs; no tile is read.
 
         Parameters
         ----------
         locations : sequence of tuple of int
-            (x, y) of each upper left corner in pixels of level 0, in their order.
+            (x, y) of each upper left corner in pixels of level 0, in reading order.
         size, level, mpp, z, t
             As in `read_region`.
         room : int
-            Bytes that stored tiles may take which are kept until they are wanted again.
+            Bytes of decoded tiles that may be cached until they are needed again.
 
         Returns
         -------
-        TileUses or None
-            Its ``after(n)`` is for `read_batch`, where rectangle ``n`` is the first of a batch.
-            None where tiles are not the level's own, as they lie on each other or are averaged, and
-            of no rectangles, or of millions.
+        TileSchedule or None
+            Its ``after(n)`` is the argument `wanted` of `read_batch` for a batch whose first
+            rectangle is number ``n``. None if the level's tiles overlap or are computed, or if
+            there are no rectangles or millions of them.
 
         Raises
         ------
@@ -1078,17 +1280,17 @@ class Slide:
         ...         locations[n : n + 64], (256, 256), wanted=uses and uses.after(n)
         ...     )
         """
-        plane, _, target = self._aimed(level, mpp, z, t)
+        plane, _, target = self._resolve(level, mpp, z, t)
         image = plane._images[target.level]
         if image.parts or image.computed or not len(locations):
             return None
         regions = regions_of(locations, size, plane.level_downsamples[target.level])
-        return TileUses.of(image, target.finer(regions), room)
+        return TileSchedule.of(image, target.finer(regions), room)
 
     def read_regions(
         self,
-        locations: Iterable[tuple[int, int]],
-        size: tuple[int, int],
+        locations: Iterable[Pair],
+        size: Pair,
         level: int = 0,
         batch_size: int | None = None,
         *,
@@ -1102,7 +1304,7 @@ class Slide:
         color: Color = "stored",
         z: int | None = None,
         t: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[AnyArray]:
         """Read many rectangles of one size, decoding ahead of the caller.
 
         Parameters
@@ -1114,25 +1316,26 @@ class Slide:
         level : int
             Index in `levels`.
         batch_size : int, optional
-            Hand out this many regions at a time, stacked; by default single regions. Stored tiles
-            that several of them need are decoded once.
+            Yield batches of this many regions, in which shared tiles are decoded once; by default
+            single regions.
         mpp : float, optional
-            Micrometres a pixel instead of a level, as in `read_region`.
+            Micrometers per pixel, instead of a level, as in `read_region`.
         device : str
-            Where the pixels shall be, as in `read_region`.
+            Device to return the pixels on, as in `read_region`.
         num_workers : int, optional
-            How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 3 to a device, where several small
-            ones are read at once. With 0 each is read when it is asked for.
+            Number of regions or batches read at the same time, at most 64. With 0, each is read
+            when the caller requests it. The default is 3 for a device, where one call reads several
+            small regions; 2 for the host, where all cores decode each region; and up to 8 for the
+            host if regions are averaged to another resolution.
         prefetch_factor : int
-            How many regions or batches each worker reads ahead of the one that is handed out;
-            fewer if these would take more than 1 GiB of memory.
+            Number of regions or batches that each worker reads ahead of the caller; fewer if they
+            would take more than 1 GiB of memory.
         shuffle : bool
-            Hand them out in the order of ``random.Random(seed).shuffle(list(locations))``.
+            Shuffle the locations in the same way as ``random.Random(seed).shuffle``.
         seed : int
             Seed of that order.
         drop_last : bool
-            Leave out a last batch that is smaller than the others.
+            Leave out the last batch if it is smaller than the others.
         color : {"stored", "srgb"}
             As in `read_region`.
         z, t : int, optional
@@ -1141,33 +1344,33 @@ class Slide:
         Yields
         ------
         ndarray or cupy.ndarray, shape (height, width, channels)
-            One region for each location; or (regions, height, width, channels) with a
-            batch size.
+            One region per location; with a batch size, (regions, height, width, channels).
 
         Raises
         ------
         DeviceError
-            If the device can't be used.
+            If the device cannot be used.
         SlideError
-            As `read_region` does, when the region's turn comes.
+            As in `read_region`, when the iterator reaches the region.
         """
-        plane, reader, target = self._aimed(level, mpp, z, t)
+        plane, reader, target = self._resolve(level, mpp, z, t)
         if device != "cpu":
             plane._reader.offload.worker(device)
         if num_workers is None:
             num_workers = batches_ahead(device, target)
         options = ReadOptions(keep="recurring", table=plane._profile.table(color))
 
-        def read(batch: list[tuple[int, int]], cancellation: Cancellation) -> Any:
+        def read(batch: list[Pair], cancellation: Cancellation) -> AnyArray:
             regions = regions_of(batch, size, plane.level_downsamples[target.level])
             own = replace(options, cancellation=cancellation)
             pixels = plane._read_batch(reader, regions, device, own, batch)
             return pixels if batch_size is not None or len(batch) > 1 else pixels[0]
 
-        def cut(pixels: Any, begin: int, end: int) -> Any:
-            return pixels[begin] if batch_size is None else pixels[begin:end]
+        def cut(pixels: AnyArray, start: int, stop: int) -> AnyArray:
+            return pixels[start] if batch_size is None else pixels[start:stop]
 
         grid, (width, height) = plane._images[target.level].grid, size_of(size)
+        # The average number of tiles that a region at a random location touches.
         tiles = (height / grid.tile_height + 1) * (width / grid.tile_width + 1)
         count = count_of(batch_size)
         batch_bytes = count * plane._region_bytes(size, target.level)
@@ -1178,7 +1381,7 @@ class Slide:
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             batch_bytes=batch_bytes,
-            together=Together(batches_together(device, target, tiles, count, batch_bytes), cut),
+            grouping=Grouping(batches_per_read(device, target, tiles, count, batch_bytes), cut),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -1186,7 +1389,7 @@ class Slide:
 
     def tiles(
         self,
-        size: int | tuple[int, int],
+        size: int | Pair,
         *,
         level: int = 0,
         mpp: float | None = None,
@@ -1197,28 +1400,28 @@ class Slide:
         color: Color = "stored",
         z: int | None = None,
         t: int | None = None,
-    ) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+    ) -> Iterator[Located]:
         """Read a whole level as a grid of regions; each stored tile is decoded once.
 
-        The level is read in some bands at the same time, each row by row, and batches of these are
-        handed out in turn. Stored tiles that regions share are kept until the last of them is
-        read: about as many as lie across the level, a band. If they don't fit into the cache, some
-        are decoded again.
+        The level is divided into a few bands that are read at the same time, each row by row, and
+        the iterator yields their batches round-robin. A tile that several regions share stays
+        cached until the last of them is read, so each band keeps about one row of tiles. Tiles that
+        do not fit into the cache are decoded again.
 
         Parameters
         ----------
         size : int or tuple of int
-            Side, or (width, height), of a region in pixels of `level`, or of `mpp`.
+            Side, or (width, height), of a region in pixels of `level`, or of the resolution `mpp`.
         level : int
             Index in `levels`.
         mpp : float, optional
-            Micrometres a pixel instead of a level, as in `read_region`.
+            Micrometers per pixel, instead of a level, as in `read_region`.
         overlap : int
-            How many pixels a region shares with the next one, across and down.
+            Pixels that neighboring regions share, across and down.
         batch_size : int
-            How many regions are handed out at a time; the last batch may have fewer.
+            Number of regions per batch; the last batch may have fewer.
         device : str
-            Where the pixels shall be, as in `read_region`.
+            Device to return the pixels on, as in `read_region`.
         prefetch_factor : int
             As in `read_regions`.
         color : {"stored", "srgb"}
@@ -1229,84 +1432,69 @@ class Slide:
         Yields
         ------
         ndarray or cupy.ndarray, shape (regions, height, width, channels)
-            A batch. What reaches beyond the level has the background's value.
+            A batch. Pixels beyond the level have the background's value.
         list of tuple of int
             (x, y) of the upper left corner of each region in pixels of level 0.
 
         Raises
         ------
         RegionError, LevelError, DeviceError
-            If the grid, level or device can't be.
+            If the grid, level or device is not valid.
         SlideError
-            As `read_region` does, when the batch's turn comes.
+            As in `read_region`, when the iterator reaches the batch.
 
         Examples
         --------
         >>> for batch, locations in slide.tiles(256, mpp=0.5):  # doctest: +SKIP
         ...     scores = model(batch)
         """
-        plane, reader, target = self._aimed(level, mpp, z, t)
+        plane, reader, target = self._resolve(level, mpp, z, t)
         if device != "cpu":
             plane._reader.offload.worker(device)
         width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
         if batch_size is None:
-            raise RegionError("batch_size is None; it has to be a whole number >= 1.")
+            raise RegionError("batch_size is None; it must be a whole number >= 1.")
         grid = plane._grid(size, target, overlap)
         table = plane._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
+        common = ReadOptions(keep=keep, table=table)
         bands = grid.bands(batches_ahead(device, target))
         count, stored = count_of(batch_size), grid.image.grid
         batch_bytes = len(bands) * count * plane._region_bytes((width, height), target.level)
-        # Regions that overlap, or neighbours in a tile, share tiles.
+        # Neighboring regions share tiles, so each counts by its area, not by the tiles it touches.
         tiles = height * width / (stored.tile_height * stored.tile_width)
-        together = batches_together(device, target, tiles, count, batch_bytes)
+        group = batches_per_read(device, target, tiles, count, batch_bytes)
 
-        def read(
-            band: range, batch: list[int], cancellation: Cancellation
-        ) -> tuple[Any, list[tuple[int, int]]]:
-            past = batch[-1] + 1
-            tops, lefts = grid.corners(batch[0], past)
+        def read(band: range, batch: list[int], cancellation: Cancellation) -> Located:
+            tops, lefts = grid.corners(batch[0], batch[-1] + 1)
             regions = Regions.alike(tops, lefts, height, width)
             locations = [(x, y) for x, y in plane._corners(tops, lefts, target.level).tolist()]
-            later = partial(grid.wanted_after, band, batch[0])
-            options = ReadOptions(
-                keep=keep,
-                table=table,
-                cancellation=cancellation,
-                later=later,
-                past=len(batch),
-            )
-            return plane._read_batch(reader, regions, device, options, locations), locations
+            later = partial(grid.needed_after, band, batch[0])
+            own = replace(common, cancellation=cancellation, later=later, regions_done=len(batch))
+            return plane._read_batch(reader, regions, device, own, locations), locations
 
-        def cut(
-            found: tuple[Any, list[tuple[int, int]]], begin: int, end: int
-        ) -> tuple[Any, list[tuple[int, int]]]:
-            return found[0][begin:end], found[1][begin:end]
+        def cut(found: Located, start: int, stop: int) -> Located:
+            return found[0][start:stop], found[1][start:stop]
 
-        # Each band is read by one thread, so that a batch finds what the one before it kept.
+        # One thread per band, so that each batch finds the tiles that the one before it cached.
         iterators = deque(
             read_ahead(
                 partial(read, band),
                 band,
                 batch_size=batch_size,
                 num_workers=1,
-                prefetch_factor=together * prefetch_factor,
+                prefetch_factor=group * prefetch_factor,
                 batch_bytes=batch_bytes,
-                together=Together(together, cut),
+                grouping=Grouping(group, cut),
             )
             for band in bands
         )
-        return in_turn(iterators)
+        return interleave(iterators)
 
     def tile_locations(
-        self,
-        size: int | tuple[int, int],
-        *,
-        level: int = 0,
-        mpp: float | None = None,
-        overlap: int = 0,
+        self, size: int | Pair, *, level: int = 0, mpp: float | None = None, overlap: int = 0
     ) -> NDArray[np.int64]:
-        """Return where the regions of a grid lie, row by row, without reading any.
+        """Return the locations of the regions of `tiles`, row by row; no region is read.
 
         Parameters
         ----------
@@ -1321,49 +1509,48 @@ class Slide:
         Raises
         ------
         RegionError, LevelError
-            If the grid or level can't be.
+            If the grid or level is not valid.
         """
-        _, target = self._scaled(level, mpp)
+        _, target = self._scaled_reader(level, mpp)
         grid = self._grid(size, target, overlap)
         return self._corners(*grid.corners(0, len(grid)), target.level)
 
     def opener(self, device: str) -> Callable[[], Slide]:
-        """Return what opens the slide again in another process, where tasks run side by side.
+        """Return a function that opens the slide in another process, for tasks that run there.
 
-        Each of them decodes alone there, unless a number of threads was asked for, and tiles that
-        one takes whole are not kept for others. What decodes is as here; where that is free to
-        choose, it is the device that pixels are to be on.
+        Each task decodes in one thread, unless `open_slide` was given a number of threads, and
+        does not cache tiles that a region covers completely. Tiles are decoded on this slide's
+        device. If that device is ``"auto"`` and `device` is a GPU, they are decoded on that GPU.
         """
         own = device if self.device == "auto" and device != "cpu" else self.device
         opening = self._opening.portable()
         threads = opening.threads or 1
-        return partial(reopened, replace(opening, device=own, threads=threads, keeps_whole=False))
+        return partial(reopen, replace(opening, device=own, threads=threads, keeps_whole=False))
 
     def packed(self, device: str) -> PackedSlide:
-        """Return what tasks of another process open the slide by, as `opener` says, but once."""
+        """Return a picklable handle that opens the slide once per process, as `opener` does."""
         return PackedSlide(pack(self.opener(device)))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
+    def __deepcopy__(self, memo: dict[int, object]) -> Slide:
         return self
 
     def __reduce__(self) -> tuple[Callable[[Opening], Slide], tuple[Opening]]:
-        return reopened, (self._opening.portable(),)
+        return reopen, (self._opening.portable(),)
 
-    def __dask_tokenize__(self) -> Any:
+    def __dask_tokenize__(self) -> object:
         from dask.base import normalize_token
 
-        return normalize_token((self.layout.without_words(), self.device, self.display_color))
+        layout = self.layout.without_private_data()
+        return normalize_token((layout, self.device, self.display_color))
 
-    def _grid(self, size: int | tuple[int, int], target: Target, overlap: int) -> Grid:
+    def _grid(self, size: int | Pair, target: Target, overlap: int) -> Grid:
         width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
         return Grid.over(self._images[target.level], target, (height, width), overlap)
 
-    def _corners(
-        self, tops: NDArray[np.int64], lefts: NDArray[np.int64], level: int
-    ) -> NDArray[np.int64]:
-        """Return (x, y) in pixels of level 0 of corners in a level's own."""
+    def _corners(self, tops: Integers, lefts: Integers, level: int) -> Integers:
+        """Convert corners from pixels of a level to (x, y) in pixels of level 0."""
         corners = np.column_stack([lefts, tops]) * self.level_downsamples[level]
-        found: NDArray[np.int64] = np.floor(corners + 0.5).astype(np.int64)
+        found: Integers = np.floor(corners + 0.5).astype(np.int64)
         return found
 
     def _read_batch(
@@ -1372,37 +1559,36 @@ class Slide:
         regions: Regions,
         device: str,
         options: ReadOptions,
-        locations: Sequence[tuple[int, int]],
-        out: Any = None,
-    ) -> Any:
+        locations: Sequence[Pair],
+        out: AnyArray | None = None,
+    ) -> AnyArray:
         try:
             if device == "cpu":
                 return self._guarded(partial(reader.read, regions, options, out))
-            return self._guarded(
-                partial(reader.read_to_device, regions, device, out, None, options)
-            )
+            read = partial(reader.read_to_device, regions, device, out, None, options)
+            return self._guarded(read)
         except TileError as error:
             raise error.among(locations) from None
 
-    def _region_bytes(self, size: tuple[int, int], level: int) -> int:
+    def _region_bytes(self, size: Pair, level: int) -> int:
         width, height = size_of(size)
         image = self._images[level]
         return width * height * image.channels * image.dtype.itemsize
 
 
-def _renew_lock() -> None:
-    global _renewing
-    _renewing = threading.Lock()
+def _reset_fork_lock() -> None:
+    global _fork_lock
+    _fork_lock = threading.Lock()
 
 
-def _kind(layout: SlideLayout) -> tuple[int, np.dtype[Any], bool]:
-    """Return what planes of a slide have in common."""
+def _sample_format(layout: SlideLayout) -> tuple[int, DType, bool]:
+    """Return the properties that all planes of a slide share."""
     base = layout.levels[0]
     return base.channels, base.dtype, layout.rgb
 
 
-def rgba_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return opaque RGBA pixels of gray, RGB or RGBA ones of shape (height, width, channels)."""
+def to_rgba(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Convert gray, RGB or RGBA pixels, shape (height, width, channels), to opaque RGBA."""
     height, width, channels = pixels.shape
     found = np.empty((height, width, RGBA), np.uint8)
     found[..., :3] = pixels[..., :3] if channels > 2 else pixels[..., :1]
@@ -1410,15 +1596,15 @@ def rgba_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return found
 
 
-def blank(pixels: NDArray[Any], slide: Slide, location: tuple[int, int], level: int) -> None:
-    """Set to 0 what of a region the file does not hold; `Slide.read_region` shows background there.
+def clear_missing(pixels: Array, slide: Slide, location: Pair, level: int) -> None:
+    """Set pixels that the file does not hold to 0, instead of the background.
 
     Parameters
     ----------
     pixels : ndarray, shape (height, width, channels)
-        The region's pixels, which are changed.
+        Pixels of the region, modified in place.
     slide, location, level
-        Where they are from, as for `Slide.read_region`.
+        The arguments of the call of `Slide.read_region` that returned the pixels.
     """
     height, width = pixels.shape[:2]
     held = slide.read_mask(location, (width, height), level)
@@ -1426,42 +1612,40 @@ def blank(pixels: NDArray[Any], slide: Slide, location: tuple[int, int], level: 
         pixels[~held] = 0
 
 
-def check_plane(path: str, axis: str, number: Any, size: int) -> None:
-    """Refuse a plane that is none of those along an axis."""
+def check_plane(path: str, axis: str, number: object, size: int) -> None:
+    """Raise a `PlaneError` if an axis has no plane of this number."""
     if not isinstance(number, int | np.integer) or not 0 <= number < size:
-        raise PlaneError(
-            f"'{path}' has no plane {axis} = {number!r}; its planes along {axis} are 0 to "
-            f"{size - 1}."
-        )
+        planes = f"its planes along {axis} are 0 to {size - 1}"
+        raise PlaneError(f"'{path}' has no plane {axis} = {number!r}; {planes}.")
 
 
-def _opened(
+def _open_from(
     opening: Opening,
     runtime: Runtime | None = None,
     decoder: CpuDecoder | None = None,
     source: ByteSource | None = None,
 ) -> Slide:
-    """Open a slide as another one was opened: itself elsewhere, a plane or a label image."""
+    """Open a copy, a plane or a label image of a slide with the slide's options."""
     slide = Slide.__new__(Slide)
-    slide._begin(opening, runtime, decoder, source)
+    slide._set_up(opening, runtime, decoder, source)
     return slide
 
 
-def reopened(opening: Opening) -> Slide:
-    """Open a slide in another process, as it was opened in the first one.
+def reopen(opening: Opening) -> Slide:
+    """Open a slide in another process with the options it was first opened with.
 
     Raises
     ------
     SlideError
-        If it can't be opened there.
+        If the other process cannot open it.
     """
     if opening.label is not None:
-        with opening.described() as (found, _):
-            return _opened(found)
-    slide = _opened(opening.with_files())
-    slide._described = None
+        with opening.parse_again() as (found, _):
+            return _open_from(found)
+    slide = _open_from(opening.with_files())
+    slide._parsed = None
     return slide
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_reset_fork_lock)

@@ -1,14 +1,17 @@
-"""Where the bytes of a slide come from."""
+"""The byte source that matches a slide's layout."""
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.storage.file import FileSource, check_unchanged
-from napari_wsigpu.storage.files import FilesSource
-from napari_wsigpu.storage.library import LibrarySource
+from napari_wsigpu.model.layout import ZARR_DOCUMENTS
+from napari_wsigpu.storage.file_source import FileSource, check_unchanged
+from napari_wsigpu.storage.files_source import FilesSource
+from napari_wsigpu.storage.library_source import LibrarySource
+from napari_wsigpu.storage.remote.dicom_frames import DicomWebSource
 from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
-from napari_wsigpu.storage.remote.source import RemoteSource
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +21,22 @@ if TYPE_CHECKING:
 
 
 def source_of(layout: SlideLayout) -> ByteSource:
-    """Return what reads the bytes of a slide."""
+    """Return the source that reads a slide's bytes: files, a Zarr store, a library or a server."""
     if layout.levels[0].array is not None:
-        from napari_wsigpu.storage.zarr.source import ZarrServerSource, ZarrSource
+        from napari_wsigpu.storage.zarr.zarr_source import (
+            ZarrArchiveSource,
+            ZarrServerSource,
+            ZarrSource,
+        )
 
         images = [*layout.levels, *(item.image for item in layout.associated)]
         if layout.remote is not None:
             return ZarrServerSource(layout.path, images, layout.remote.url)
+        if PurePath(layout.files[0].path).name not in ZARR_DOCUMENTS:
+            return ZarrArchiveSource(layout.path, images, layout.files[0])
         return ZarrSource(layout.path, images, layout.files)
+    if layout.remote is not None and layout.remote.frame_bytes:
+        return DicomWebSource(layout.remote, layout.files)
     if layout.remote is not None and layout.remote.parts:
         return RemoteFilesSource.of(layout.remote, layout.files)
     if layout.remote is not None:
@@ -37,6 +48,6 @@ def source_of(layout: SlideLayout) -> ByteSource:
 
 
 def check_files(files: Sequence[SlideFile], path: str) -> None:
-    """Raise a `SlideChangedError` if a file is no longer the one that was opened."""
+    """Raise a `SlideChangedError` if a file has changed since the slide was opened."""
     for file in files:
         check_unchanged(file, path)

@@ -1,1 +1,1 @@
-"""Where encoded bytes come from."""
+"""Sources of encoded bytes: files, servers, streams, libraries and Zarr arrays."""

@@ -1,19 +1,22 @@
-"""A file for parsers that ask for as many bytes as damaged files claim."""
+"""A file object that protects parsers from false sizes in damaged files."""
 
 from __future__ import annotations
 
 import io
 import os
 
-# Fewer bytes than these are read without asking whether the file has them.
+# Reads up to this size are passed on without checking how much of the file is left.
 SMALL = 1 << 20
 
 
 class BoundedReader(io.BufferedReader):
-    """Takes no memory for bytes that the file lacks; Python does before it reads any."""
+    """Reader that never allocates more memory than the file has bytes.
+
+    `io.BufferedReader` allocates the requested size before it reads anything.
+    """
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read so many bytes, or fewer at the file's end."""
+        """Return at most `size` bytes; fewer at the end of the file."""
         if size is not None and size > SMALL:
             here = self.tell()
             size = min(size, max(0, self.seek(0, os.SEEK_END) - here))

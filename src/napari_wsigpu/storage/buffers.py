@@ -1,4 +1,4 @@
-"""Memory for pixels, used again once the last view of them is gone."""
+"""Pools of pixel memory; a buffer returns to its pool when the last view of it is gone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from napari_wsigpu.model.arrays import Array, DType
 
 KEPT_BYTES = 64 << 20
 CACHE_LINE = 64
@@ -23,75 +26,77 @@ KEPT_REGIONS = 3
 KEPT_PICTURES = 3
 LARGEST_PREPARED = 32 << 20
 
-Room = NDArray[np.uint8]
+Block = NDArray[np.uint8]
 
 
-def new_room(size: int) -> Room:
-    """Return memory that goes back to the system as soon as it is dropped.
+def allocate(size: int) -> Block:
+    """Return memory; a large block goes back to the operating system as soon as it is dropped.
 
-    The C library keeps what is freed of its own in heaps, one a thread; there, tiles that come
-    and go for minutes leave gaps of several times their size.
+    `malloc` would keep blocks in one heap per thread. Within minutes, fragmentation makes these
+    heaps several times as large as the tiles in them.
     """
     if size < SMALLEST_MAPPED:
         return np.empty(size, np.uint8)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
-    room = mmap.mmap(-1, size, **private)
+    block = mmap.mmap(-1, size, **private)
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        # As NumPy does: to touch it page by page for the first time takes longer than to fill it.
+        # As NumPy does: page faults of small pages take longer than filling the memory.
         with suppress(OSError):  # the system has no huge pages
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, np.uint8)
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(block, np.uint8)
 
 
 class TileMemory:
-    """Hands out memory and takes it back by itself.
+    """Memory for tiles of equal sizes, recycled when the last view of a tile is gone.
 
-    The system's allocator returns the memory of dropped tiles to the operating system, and
-    to get it back page by page costs as much time as to decode the tiles. At most 64 MiB of
-    each size are kept here. Safe under many threads.
+    `allocate` alone would return the memory of dropped tiles to the operating system, and the page
+    faults of new memory take as long as decoding the tiles. The pool keeps at most 64 MiB of each
+    size. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, deque[Room]] = {}
+        # No lock: `pop` and `append` of a deque are atomic, even in finalizers.
+        self._free: dict[int, deque[Block]] = {}
 
-    def take(self, size: int) -> NDArray[np.uint8]:
-        """Return `size` bytes that begin 8 bytes after a cache line does.
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """Return `size` bytes that start 8 bytes after a multiple of the cache line.
 
         libjpeg-turbo decodes a tile 20 % faster into rows that are not aligned to 32 bytes.
         """
         free = self._free.setdefault(size, deque(maxlen=max(1, KEPT_BYTES // max(1, size))))
         try:
-            room = free.pop()
+            block = free.pop()
         except IndexError:
-            room = new_room(size + CACHE_LINE)
-        start = (8 - room.ctypes.data) % CACHE_LINE
-        # All views of an array over a foreign buffer keep that array, and only it, alive.
-        memory = np.frombuffer(room.data, np.uint8, size, start)
-        weakref.finalize(memory, free.append, room).atexit = False
+            block = allocate(size + CACHE_LINE)
+        start = (8 - block.ctypes.data) % CACHE_LINE
+        # NumPy lets views of this array reference the array, never the block that it wraps. So the
+        # finalizer, which holds the block, runs when the last view is gone.
+        memory = np.frombuffer(block.data, np.uint8, size, start)
+        weakref.finalize(memory, free.append, block).atexit = False
         return memory
 
-    def copy(self, tile: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of a tile that was not decoded into such memory."""
-        copied = self.take(tile.nbytes).view(tile.dtype).reshape(tile.shape)
+    def copy(self, tile: Array) -> Array:
+        """Return a copy, in memory of this pool, of a tile that was decoded elsewhere."""
+        copied = self.allocate(tile.nbytes).view(tile.dtype).reshape(tile.shape)
         copied[...] = tile
         return copied
 
     def clear(self) -> None:
-        """Give back what is kept; memory in use is taken back no more."""
+        """Free the unused memory; memory still in use will not return to the pool."""
         self._free.clear()
 
 
 class RegionMemory:
-    """Does for regions, whose sizes differ, what `TileMemory` does for tiles.
+    """Memory for regions of various sizes, recycled as in `TileMemory`.
 
-    At most 3 of at most 64 MiB each are kept. Safe under many threads.
+    The pool keeps at most 3 blocks of at most 64 MiB each. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
-        self._free: deque[Room] = deque(maxlen=KEPT_REGIONS)
+        self._free: deque[Block] = deque(maxlen=KEPT_REGIONS)
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array whose values are undefined.
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return an uninitialized array.
 
         Raises
         ------
@@ -102,88 +107,90 @@ class RegionMemory:
         size = count * dtype.itemsize
         if not SMALLEST_REGION <= size <= LARGEST_REGION:
             return np.empty(shape, dtype)
-        room = self._take(size)
-        if room is None:
-            room = new_room(size)
-        pixels = np.frombuffer(room.data, dtype, count)
-        weakref.finalize(pixels, self._free.append, room).atexit = False
+        block = self._pop(size)
+        if block is None:
+            block = allocate(size)
+        pixels = np.frombuffer(block.data, dtype, count)
+        weakref.finalize(pixels, self._free.append, block).atexit = False
         return pixels.reshape(shape)
 
-    def _take(self, size: int) -> Room | None:
-        """Return kept memory of about this size."""
+    def _pop(self, size: int) -> Block | None:
+        """Remove and return an unused block of about this size; None if there is none."""
         for _ in range(len(self._free)):
             try:
-                room = self._free.popleft()
-            except IndexError:
+                block = self._free.popleft()
+            except IndexError:  # another thread has emptied the pool
                 return None
-            if size <= room.size <= 2 * size:
-                return room
-            self._free.append(room)
+            if size <= block.size <= 2 * size:
+                return block
+            self._free.append(block)
         return None
 
     def clear(self) -> None:
-        """Give back what is kept."""
+        """Free the unused memory."""
         self._free.clear()
 
 
 class PictureMemory:
-    """Memory for the pictures of displays, all rooms as large as the largest one needed.
+    """Memory for the pictures that displays draw, in blocks of the largest size so far.
 
-    To touch new memory for the first time can take longer than a display may wait, so `prepare`
-    does it before. At most `KEPT_PICTURES` rooms that are not in use are kept. Safe under many
-    threads.
+    The page faults of new memory can take longer than a display may wait, so `prepare` triggers
+    them in advance. The pool keeps at most `KEPT_PICTURES` unused blocks. All methods are
+    thread-safe.
     """
 
     def __init__(self) -> None:
-        self._free: deque[Room] = deque(maxlen=KEPT_PICTURES)
+        self._free: deque[Block] = deque(maxlen=KEPT_PICTURES)
         self._size = 0
 
     def prepare(self, size: int) -> None:
-        """Make room for pictures of `size` bytes: the one drawn, the one shown, the next one.
+        """Allocate memory for three pictures of `size` bytes: one drawn, one shown and the next.
 
-        Larger pictures than `LARGEST_PREPARED` are made room for when they are needed.
+        Pictures larger than `LARGEST_PREPARED` bytes are allocated only when they are drawn.
         """
         size = min(size, LARGEST_PREPARED)
         if size > self._size:
             self._size = size
-            rooms = [new_room(size) for _ in range(KEPT_PICTURES)]
-            for room in rooms:
-                room[:] = 1
-            if self._size == size:  # nothing larger was needed meanwhile, and nothing cleared
-                self._free.extend(rooms)
+            blocks = [allocate(size) for _ in range(KEPT_PICTURES)]
+            for block in blocks:
+                block[:] = 1
+            # Another thread may have needed a larger picture, or cleared the pool.
+            if self._size == size:
+                self._free.extend(blocks)
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array whose values are undefined."""
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return an uninitialized array."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         self._size = max(self._size, size)
-        room = self._take(size)
-        pixels = np.frombuffer(room.data, dtype, count)
-        weakref.finalize(pixels, self._give_back, room).atexit = False
+        block = self._pop(size)
+        pixels = np.frombuffer(block.data, dtype, count)
+        weakref.finalize(pixels, self._recycle, block).atexit = False
         return pixels.reshape(shape)
 
     def clear(self) -> None:
-        """Give back what is not in use; pictures in use are given back when they end."""
+        """Free the unused memory; the memory of pictures in use is freed with the pictures."""
         self._free.clear()
         self._size = 0
 
-    def _take(self, size: int) -> Room:
+    def _pop(self, size: int) -> Block:
         while self._free:
             try:
-                room = self._free.popleft()
-            except IndexError:
+                block = self._free.popleft()
+            except IndexError:  # another thread has emptied the pool
                 break
-            if room.size >= size:
-                return room
-        return new_room(max(size, self._size))
+            if block.size >= size:
+                return block
+        return allocate(max(size, self._size))
 
-    def _give_back(self, room: Room) -> None:
-        if room.size >= self._size > 0:
-            self._free.append(room)
+    def _recycle(self, block: Block) -> None:
+        # Blocks that have become too small, or were allocated before `clear`, are freed instead.
+        if block.size >= self._size > 0:
+            self._free.append(block)
 
 
-def into(out: NDArray[Any] | None, pixels: NDArray[Any]) -> NDArray[Any]:
-    """Return pixels, in an array if one is given."""
+def copy_into(out: Array | None, pixels: Array) -> Array:
+    """Copy pixels to `out` and return it; return the pixels themselves if `out` is None."""
     if out is None:
         return pixels
     out[...] = pixels

@@ -1,4 +1,4 @@
-"""Encoded bytes that are in memory already."""
+"""Encoded bytes that are already in memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class MemorySource(ViewSource):
-    """Bytes of a picture that a slide's metadata holds; see `ByteSource`."""
+    """Source for an associated image that the slide's metadata contains; see `ByteSource`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of each (offset, length), in order; fewer where the data end before."""
+        """Return the bytes of each (offset, length), in order; fewer past the end of the data."""
         return [self._data[offset : offset + length] for offset, length in ranges]
 
     def release(self) -> None:

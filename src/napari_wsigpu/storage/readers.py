@@ -1,4 +1,4 @@
-"""How long something stays open: until nobody reads it any more."""
+"""A count of active readers, so that a resource is closed only when the last one has finished."""
 
 from __future__ import annotations
 
@@ -13,36 +13,44 @@ if TYPE_CHECKING:
 
 
 class Readers:
-    """The threads that read something, for which whoever closes it waits.
+    """The threads that are reading a resource; closing it waits for them.
 
-    It is a context manager: a thread reads within it. Python heeds Ctrl-C between any two of its
-    steps, also those that count a reader out. So a thread does not wait for itself: while it
-    closes, it reads nothing. For the same reason the lock is a plain one, which ``with`` takes and
-    gives back in one step each, as it does not those of a `threading.Condition`.
+    Use it as a context manager around each read.
+
+    Ctrl-C can interrupt a thread between any two bytecodes, even just before `leave`, so that its
+    read stays registered. A thread that closes the resource therefore ignores its own reads: it
+    can't be reading while it closes. For the same reason, the lock is a plain `threading.Lock`:
+    ``with`` acquires and releases it in one uninterruptible step each, unlike a
+    `threading.Condition`.
 
     Parameters
     ----------
     name : str
-        What is read, for the error once it was closed.
+        Name of the resource, for the error raised after it was closed.
+
+    Attributes
+    ----------
+    closed : bool
+        Set by the owner to refuse new reads for good.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
-        self._reads: dict[int, int] = {}
+        self._reads: dict[int, int] = {}  # nested reads of each thread, by its identifier
         self.closed = self._awaited = False
 
     def __len__(self) -> int:
         return len(self._reads)
 
     def enter(self) -> int:
-        """Count this thread as reading, and return what it leaves by.
+        """Register a read by this thread, and return the identifier that `leave` takes.
 
         Raises
         ------
         SlideClosedError
-            If what it would read was closed.
+            If the resource was closed.
         """
         with self._lock:
             if self.closed:
@@ -52,7 +60,7 @@ class Readers:
             return thread
 
     def leave(self, thread: int) -> None:
-        """Count a thread as reading no more; any thread may say so."""
+        """Unregister a read; any thread may do this for another one."""
         with self._lock:
             self._reads[thread] -= 1
             if self._reads[thread] <= 0:
@@ -66,8 +74,9 @@ class Readers:
         self.leave(threading.get_ident())
 
     @contextmanager
-    def none(self) -> Iterator[None]:
-        """Wait until no other thread reads, and let none begin within."""
+    def exclusive(self) -> Iterator[None]:
+        """Wait for the reads of all other threads, and block new ones while the context lasts."""
+        # `enter` needs this lock, which is held until the caller's block ends.
         with self._lock:
             own, self._awaited = threading.get_ident(), True
             self._left.wait_for(lambda: self._reads.keys() <= {own})
@@ -75,5 +84,5 @@ class Readers:
 
 
 def closed_error(name: str) -> SlideClosedError:
-    """Say that a slide was closed."""
+    """Return the error for reads of a slide that was closed."""
     return SlideClosedError(f"'{name}' was closed; open the slide again.")

@@ -1,4 +1,4 @@
-"""The interface of every source of encoded bytes."""
+"""Interfaces of sources of encoded bytes, and classes that several sources share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-
-from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from napari_wsigpu.model.arrays import Array, Integers
+    from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout
 
     Buffer = bytearray | memoryview
@@ -26,20 +24,20 @@ NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
 
 class Unreadable(bytes):
-    """What a source returns a view of where it can't read bytes, but can others.
+    """Empty placeholder for a range that can't be read, although the source itself can.
 
-    It holds nothing but the reason, which whoever decodes it reports.
+    The source returns a view of it; the decoder recognizes it and reports the reason.
 
     Attributes
     ----------
     reason : str
-        What is wrong, as the end of a sentence.
+        The problem, as a clause that can end a sentence.
     """
 
     reason: str
 
     def __new__(cls, reason: str) -> Unreadable:
-        """Say why."""
+        """Create a placeholder with a reason."""
         found = super().__new__(cls)
         found.reason = reason
         return found
@@ -51,30 +49,30 @@ class JoinedBytes(NamedTuple):
     Attributes
     ----------
     buffer : bytearray or memoryview
-        The bytes, and others between and after them.
+        The bytes of the ranges, with unused bytes between and after them.
     starts, lengths : ndarray of int64, shape (ranges,)
-        Where each range lies in the buffer; shorter where the source ends before.
+        Position and length of each range in the buffer; truncated at the end of the source.
     reasons : Mapping of int to str
-        Why ranges, by their index, could not be read though others can, as the end of a sentence.
+        The reason for each range that could not be read, by index of the range.
     """
 
     buffer: Buffer
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    starts: Integers
+    lengths: Integers
     reasons: Mapping[int, str] = NO_REASONS
 
 
-class LaterReads(NamedTuple):
-    """Ranges of a source that is kept open for them, each read when it is asked for.
+class DeferredReads(NamedTuple):
+    """Ranges of a source to read one by one; the source stays open until `close` is called.
 
     Attributes
     ----------
     read_range : callable
-        Returns the bytes of an offset and a length.
+        ``read_range(offset, length)`` returns the bytes of a range.
     close : callable
-        Lets the source be closed.
+        Lets the source close its file; must be called exactly once.
     offsets, lengths : list of int
-        Of the ranges.
+        Offset and length of each range in the source.
     """
 
     read_range: Callable[[int, int], bytes]
@@ -83,7 +81,7 @@ class LaterReads(NamedTuple):
     lengths: list[int]
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of a range, from any thread; fewer where the source ends before.
+        """Return the bytes of one range, in any thread; fewer at the end of the source.
 
         Raises
         ------
@@ -93,27 +91,11 @@ class LaterReads(NamedTuple):
         return self.read_range(self.offsets[index], self.lengths[index])
 
 
-@runtime_checkable
-class ScatteredSource(Protocol):
-    """One whose ranges, if they lie apart, are best read by those who use them."""
-
-    def read_later(
-        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> LaterReads | None:
-        """Open the source for many ranges; None if they are better read at once.
-
-        Raises
-        ------
-        SlideError
-            If the source can't be read.
-        """
-
-
 class ByteSource(Protocol):
-    """Encoded bytes by position, from any thread."""
+    """Encoded bytes, read by position from any thread."""
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of each (offset, length), in order; fewer where the source ends before.
+        """Return the bytes of each (offset, length), in order; fewer at the end of the source.
 
         Raises
         ------
@@ -122,10 +104,7 @@ class ByteSource(Protocol):
         """
 
     def read_joined(
-        self,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        new_buffer: NewBuffer = bytearray,
+        self, offsets: Integers, lengths: Integers, new_buffer: NewBuffer = bytearray
     ) -> JoinedBytes:
         """Read many ranges into one buffer.
 
@@ -134,7 +113,7 @@ class ByteSource(Protocol):
         offsets, lengths : ndarray of int64, shape (ranges,)
             In any order; they may overlap.
         new_buffer : callable
-            Gives a buffer of at least so many bytes.
+            Takes a size, and returns a writable buffer of at least that many bytes.
 
         Raises
         ------
@@ -143,10 +122,10 @@ class ByteSource(Protocol):
         """
 
     def release(self) -> None:
-        """Let go of handles until the next read."""
+        """Release all handles; the next read reopens them."""
 
     def close(self) -> None:
-        """Let go of handles for good; later reads raise `SlideClosedError`."""
+        """Release all handles for good; later reads raise `SlideClosedError`."""
 
 
 Fill = Callable[[memoryview], int]
@@ -155,17 +134,17 @@ Source = TypeVar("Source", bound=ByteSource)
 
 @runtime_checkable
 class FillingSource(ByteSource, Protocol):
-    """One that can read uncompressed tiles right to where they are wanted."""
+    """A source that can read uncompressed tiles straight into the memory of the caller."""
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return what reads each (offset, length) later, in order.
+        """Return one function for each (offset, length), in order, that reads it when called.
 
         Returns
         -------
         list of callable
-            Each fills a view of at most so many bytes, in any thread, and returns how many there
-            were: fewer where the source ends before. It raises `SlideError` if the source can't
-            be read, and ValueError if others of its bytes may be.
+            Each takes a view, reads into it in any thread, and returns the number of bytes, at
+            most the length; fewer at the end of the source. It raises `SlideError` if the source
+            can't be read, and ValueError if only this range can't.
 
         Raises
         ------
@@ -176,36 +155,33 @@ class FillingSource(ByteSource, Protocol):
 
 @runtime_checkable
 class ScanSource(Protocol):
-    """A source whose JPEG tiles can be joined as they are read."""
+    """A source that can join JPEG tiles while it reads them."""
 
-    def read_scans(self, scans: NDArray[Any], header: bytes, buffer: memoryview) -> bool:
+    def read_scans(self, scans: Array, header: bytes, buffer: memoryview) -> bool:
         """Read the scans of JPEG tiles that share a header; see `native.Core.read_scans`.
 
         Returns
         -------
         bool
-            False if the tiles have to be read as they are, because they differ, can't be read,
-            or the native core is missing.
+            False if the caller must read the tiles one by one, because their headers differ, some
+            can't be read, or the native core is missing.
 
         Raises
         ------
         SlideError
-            If the file can't be opened, or is not the one that was described.
+            If the file can't be opened, or has changed since the slide was opened.
         """
 
 
 class ViewSource:
-    """What reads ranges one by one, and copies them where they are wanted in one buffer."""
+    """Base class of sources that read each range separately; `read_joined` copies the ranges."""
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length); see `ByteSource.read`."""
         raise NotImplementedError
 
     def read_joined(
-        self,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        new_buffer: NewBuffer = bytearray,
+        self, offsets: Integers, lengths: Integers, new_buffer: NewBuffer = bytearray
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
@@ -213,65 +189,65 @@ class ViewSource:
 
 
 class DecodedTile(NamedTuple):
-    """A tile of a level or associated image that lies uncompressed in a source."""
+    """A tile of a level or associated image that its source delivers uncompressed."""
 
     image: LevelLayout
     row: int
     column: int
 
     @property
-    def begin(self) -> int:
-        """Offset of its first byte."""
+    def start(self) -> int:
+        """Offset of the tile's first byte in the source."""
         return int(self.image.grid.offsets[0, self.row, self.column])
 
     @property
     def rect(self) -> Rect:
-        """The pixels of its image that it shows."""
-        image, grid = self.image, self.image.grid
-        top, left = self.row * grid.tile_height, self.column * grid.tile_width
-        height, width = image.height - top, image.width - left
-        return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
+        """The pixels of the image that the tile covers, without padding at the edges."""
+        return self.image.tile_rect(self.row, self.column)
 
 
 class DecodedSource(ViewSource):
-    """Images whose decoded tiles lie one after another, each image behind the last.
+    """Base class of sources that decode tiles themselves.
+
+    Offsets are virtual, as if the decoded tiles of each image followed one another row by row, and
+    each image followed the previous one.
 
     Parameters
     ----------
     images : sequence of LevelLayout
-        Whose offsets say where their tiles are thought to lie.
+        The images, with virtual offsets in their grids.
     """
 
     def __init__(self, images: Sequence[LevelLayout]) -> None:
-        self._images = sorted(images, key=_begin)
-        self._begins = [_begin(image) for image in self._images]
+        self._images = sorted(images, key=_start)
+        self._starts = [_start(image) for image in self._images]
 
     def _tile_at(self, offset: int) -> DecodedTile | None:
-        """Return the tile in which an offset lies."""
-        number = bisect_right(self._begins, offset) - 1
+        """Return the tile that contains a virtual offset; None if there is none."""
+        number = bisect_right(self._starts, offset) - 1
         if number < 0:
             return None
         image = self._images[number]
-        index = (offset - self._begins[number]) // image.tile_bytes
+        index = (offset - self._starts[number]) // image.tile_bytes
         row, column = divmod(index, image.grid.columns)
         return DecodedTile(image, row, column) if row < image.grid.rows else None
 
 
-def _begin(image: LevelLayout) -> int:
-    return DecodedTile(image, 0, 0).begin
+def _start(image: LevelLayout) -> int:
+    return DecodedTile(image, 0, 0).start
 
 
-class SourcesInTurn(Generic[Source]):
-    """Several sources as one, as if they lay one after another.
+class ConcatenatedSource(Generic[Source]):
+    """Several sources, addressed as if they were concatenated.
 
-    A range ends with the source in which it begins.
+    No range extends beyond the source in which it starts.
 
     Parameters
     ----------
     sources : sequence of ByteSource
-        In the order in which they follow one another; closed with this.
+        The sources in order; this source owns and closes them.
     sizes : sequence of int
-        Bytes of each.
+        Size of each source in bytes.
     """
 
     def __init__(self, sources: Sequence[Source], sizes: Sequence[int]) -> None:
@@ -281,26 +257,25 @@ class SourcesInTurn(Generic[Source]):
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; see `ByteSource.read`."""
         views = [memoryview(b"")] * len(ranges)
-        for source, start, members in self._owners(
-            np.array([offset for offset, _ in ranges], np.int64)
-        ):
+        offsets = np.array([offset for offset, _ in ranges], np.int64)
+        for source, start, members in self._owners(offsets):
             chosen = [(ranges[i][0] - start, ranges[i][1]) for i in members.tolist()]
             for index, view in zip(members.tolist(), source.read(chosen), strict=True):
                 views[index] = view
         return views
 
     def release(self) -> None:
-        """Let go of handles and connections until the next read."""
+        """Release handles and connections; the next read reopens them."""
         for source in self._sources:
             source.release()
 
     def close(self) -> None:
-        """Let go of them for good."""
+        """Release handles and connections for good."""
         for source in self._sources:
             source.close()
 
-    def _owners(self, offsets: NDArray[np.int64]) -> list[tuple[Source, int, NDArray[np.int64]]]:
-        """Return each source that is asked for, where it begins, and the indices of its ranges."""
+    def _owners(self, offsets: Integers) -> list[tuple[Source, int, Integers]]:
+        """Return each source that contains offsets, its start, and the indices of those offsets."""
         owners = np.searchsorted(self._starts, offsets, "right") - 1
         return [
             (self._sources[owner], int(self._starts[owner]), np.flatnonzero(owners == owner))
@@ -309,7 +284,7 @@ class SourcesInTurn(Generic[Source]):
 
 
 def join_views(views: Sequence[memoryview], new_buffer: NewBuffer) -> JoinedBytes:
-    """Copy ranges that were read one by one into one buffer, as `ByteSource.read_joined` does."""
+    """Copy ranges that were read one by one into the result of `ByteSource.read_joined`."""
     lengths = np.array([len(view) for view in views], np.int64)
     starts = np.cumsum(lengths) - lengths
     buffer = new_buffer(int(lengths.sum()))

@@ -1,4 +1,4 @@
-"""Encoded bytes of a file that somebody has opened: a stream that can be read in any order."""
+"""Encoded bytes from a seekable stream that the caller has opened."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class StreamSource(ViewSource):
     Parameters
     ----------
     stream : IO of bytes
-        It must stay open, and what else reads it must not do so meanwhile.
+        The stream. It must stay open, and nothing else may use it while a read is in progress.
     name : str
-        Its name, for errors.
+        Name of the stream, for messages.
     owned : bool
         Whether `close` closes the stream.
 
@@ -41,16 +41,16 @@ class StreamSource(ViewSource):
         self.size = stream.seek(0, os.SEEK_END)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of each (offset, length), in order; fewer where the stream ends before.
+        """Return the bytes of each (offset, length), in order; fewer at the end of the stream.
 
         Raises
         ------
         SlideClosedError
-            If this was closed.
+            If the source was closed.
         SlideError
-            If the stream can't be read, or only by the process that this one was forked from.
+            If the stream can't be read, or belongs to the process that this one was forked from.
         """
-        self._renew()
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise closed_error(self._name)
@@ -59,18 +59,20 @@ class StreamSource(ViewSource):
             except (OSError, ValueError) as error:  # ValueError: the stream was closed
                 raise file_error(self._name, OSError(str(error))) from error
 
-    def _renew(self) -> None:
-        """Go on in a forked process if the stream is memory, of which it has a copy.
+    def _check_process(self) -> None:
+        """Refuse to read in a forked child, unless the stream is in memory.
 
-        The position of an open file is shared with the parent, which may move it at any time.
+        The child has its own copy of a `BytesIO`. It shares the position of an open file with the
+        parent, which may move it at any time.
         """
         if self._process == os.getpid():
             return
         if not isinstance(self._stream, BytesIO):
             raise SlideReadError(
                 f"'{self._name}' was opened from a stream by the process that this one was forked "
-                "from; open the slide again here, or by its path."
+                "from; open the slide again in this process, or by its path."
             )
+        # A thread of the parent may have held the old lock at the moment of the fork.
         self._lock, self._process = threading.Lock(), os.getpid()
 
     def _read(self, offset: int, length: int) -> memoryview:
@@ -81,10 +83,10 @@ class StreamSource(ViewSource):
         return memoryview(data)
 
     def release(self) -> None:
-        """Do nothing: the stream can't be opened again."""
+        """Do nothing: a closed stream could not be reopened."""
 
     def close(self) -> None:
-        """Read no more; may be called twice."""
+        """Refuse further reads, and close the stream if it is owned; may be called twice."""
         with self._lock:
             if self._owned and not self._closed:
                 self._stream.close()

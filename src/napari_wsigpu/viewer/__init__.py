@@ -1,1 +1,1 @@
-"""What napari sees: layers, reader, sample data."""
+"""The plugin as napari sees it: contributions, layers, drawing and the window."""

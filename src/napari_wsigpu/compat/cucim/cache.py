@@ -1,10 +1,10 @@
-"""The process's cache of decoded tiles by cuCIM's names."""
+"""The tile cache of the process, with cuCIM's interface."""
 
 from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.slide.runtime import default
@@ -24,17 +24,18 @@ def _tiles() -> TileCache:
 
 
 class CacheType(IntEnum):
-    """Kind of a cache."""
+    """cuCIM's cache types."""
 
     NoCache = 0
     PerProcess = 1
 
 
 class ImageCache:
-    """The process's cache of decoded tiles by cuCIM's names.
+    """The tile cache of the process, with cuCIM's interface.
 
-    All slides share it, and it holds 512 MB from the start; but as cuCIM's, it is none here until
-    `CuImage.cache` has set it up. Hits are not counted for the whole cache: `Slide.stats` does.
+    All slides share the cache, which has a capacity of 512 MB by default. As in cuCIM, this class
+    reports no cache until `CuImage.cache` has configured it. Hits are not counted for the whole
+    cache; see `Slide.stats`.
     """
 
     hit_count = 0
@@ -43,49 +44,49 @@ class ImageCache:
 
     @classmethod
     def set_up(cls, memory_capacity: int) -> None:
-        """Empty the cache, and have it hold so many MiB; 0 turns it off."""
+        """Empty the cache and set its capacity in MiB; 0 turns it off."""
         _tiles().budget = 0
         _tiles().budget = memory_capacity * MIB
         cls._set_up = memory_capacity > 0
 
     @property
     def type(self) -> CacheType:
-        """Whether it was set up."""
+        """`CacheType.PerProcess` once the cache is configured."""
         return CacheType.PerProcess if self._set_up else CacheType.NoCache
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Its settings; `memory_capacity` in MiB."""
+    def config(self) -> dict[str, object]:
+        """Settings of the cache; `memory_capacity` is in MiB."""
         name = ("nocache", "per_process")[self.type]
         return {"type": name, "memory_capacity": self.memory_capacity // MIB, "record_stat": False}
 
     @property
     def memory_size(self) -> int:
-        """Bytes held."""
+        """Bytes in use."""
         return _tiles().used if self._set_up else 0
 
     @property
     def memory_capacity(self) -> int:
-        """Bytes to hold at most."""
+        """Capacity in bytes."""
         return _tiles().budget if self._set_up else 0
 
     @property
     def free_memory(self) -> int:
-        """Bytes that can still be held without dropping a tile."""
+        """Bytes that can be added without evicting a tile."""
         return self.memory_capacity - self.memory_size
 
     @property
     def size(self) -> int:
-        """How many tiles of 256 x 256 RGB pixels the held bytes make."""
+        """Bytes in use, as a number of tiles of 256 x 256 RGB pixels."""
         return self.memory_size // USUAL_TILE_BYTES
 
     @property
     def capacity(self) -> int:
-        """How many tiles of 256 x 256 RGB pixels it can hold."""
+        """Capacity, as a number of tiles of 256 x 256 RGB pixels."""
         return self.memory_capacity // USUAL_TILE_BYTES
 
-    def reserve(self, memory_capacity: int, **_: Any) -> None:
-        """Hold this many MiB, unless it already is more; keeps what it holds."""
+    def reserve(self, memory_capacity: int, **_: object) -> None:
+        """Enlarge the capacity to at least `memory_capacity` MiB, keeping the cached tiles."""
         _tiles().budget = max(_tiles().budget, memory_capacity * MIB)
 
 
@@ -96,7 +97,7 @@ def preferred_memory_capacity(
     patch_size: Sequence[int] | None = None,
     bytes_per_pixel: int = 3,
 ) -> int:
-    """Return MiB that hold all tiles under a row of patches as wide as the slide."""
+    """Return the MiB needed to cache all tiles under one row of patches across the slide."""
     if img is not None:
         image_size, tile_size = img.size("XY"), img.resolutions["level_tile_sizes"][0]
         bytes_per_pixel = img.shape[-1] * img.dtype.bits // 8

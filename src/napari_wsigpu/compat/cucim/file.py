@@ -1,4 +1,4 @@
-"""A slide's file as cuCIM sees it: its tags, and pixels where cuCIM has them."""
+"""A slide file with cuCIM's metadata and cuCIM's rules for region locations."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from napari_wsigpu.slide.slide import open_slide
 from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from napari_wsigpu.model.arrays import AnyArray
+    from napari_wsigpu.model.geometry import Pair
 
 UNIT_NAMES = {2: "inch", 3: "centimeter"}
 
 
 class CuImageError(SlideError, RuntimeError):
-    """Regions were asked for in a way that cuCIM refuses, or of a closed image."""
+    """cuCIM would reject the arguments, or the image is closed."""
 
 
 class CuImageOpenError(SlideReadError, ValueError):
-    """The file can't be opened."""
+    """The file cannot be opened."""
 
 
 class FirstPage(NamedTuple):
-    """Tags of the first page: its description, pixels a unit (x, y), and the unit."""
+    """TIFF tags of the first page: description, resolution in pixels per unit (x, y), and unit."""
 
     description: str
     x: float
@@ -40,46 +43,44 @@ class FirstPage(NamedTuple):
 
 
 class CuFile:
-    """An open slide, and what cuCIM knows of it that `Slide` doesn't say."""
+    """An open slide with the metadata that only cuCIM reports."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.closed = False
         if is_url(path):
-            raise CuImageOpenError(
-                f"Cannot open {public_url(path)}! It is no file; use open_slide."
-            )
+            path = public_url(path)
+            raise CuImageOpenError(f"Cannot open {path}! It is not a file; use open_slide.")
         try:
             self.slide = open_slide(path)
         except OSError as error:
             raise CuImageOpenError(f"Cannot open {path}! {error}") from error
         if "tiff" not in self.slide.layout.metadata:
             self.slide.close()
-            raise CuImageOpenError(f"Cannot open {path}! It is no TIFF file; use open_slide.")
-        # Code for cuCIM seldom closes its images.
+            raise CuImageOpenError(f"Cannot open {path}! It is not a TIFF file; use open_slide.")
+        # Code written for cuCIM often never closes its images.
         weakref.finalize(self, self.slide.close)
 
     @property
     def channels(self) -> int:
-        """Channels of the pixels: gray ones of 8 bit are shown as RGBA."""
+        """Number of channels of regions: 4 for 8-bit gray, which cuCIM returns as RGBA."""
         base = self.slide.layout.levels[0]
         return 4 if base.channels == 1 and base.dtype == np.uint8 else base.channels
 
     @computed_once
     def first_page(self) -> FirstPage:
-        """Tags that the slide's metadata don't keep as cuCIM has them."""
+        """Original tags of the first page, which the slide's metadata does not keep."""
         try:
             with tifffile.TiffFile(self.slide.path) as file:
                 page = file.pages.first
-                x, y = (
-                    page.tags.valueof(code, (1, 1)) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION)
-                )
+                codes = Tag.X_RESOLUTION, Tag.Y_RESOLUTION
+                x, y = (page.tags.valueof(code, (1, 1)) for code in codes)
                 unit = int(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.NONE))
                 return FirstPage(page.description, x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit)
         except OSError as error:
             raise file_error(self.path, error) from error
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Return the TIFF tags and vendor fields."""
         metadata = self.slide.metadata
         tags = metadata["tiff"]
@@ -93,8 +94,8 @@ class CuFile:
         }
         return {name: value for name, value in metadata.items() if isinstance(value, dict)}
 
-    def resolutions(self, region: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the levels of the slide, or of a region of this (width, height)."""
+    def resolutions(self, region: Pair | None) -> dict[str, Any]:
+        """Return the levels of the slide, or the single level of a region (width, height)."""
         slide = self.slide
         grids = [level.grid for level in slide.layout.levels]
         tiles = tuple((grid.tile_width, grid.tile_height) for grid in grids)
@@ -105,41 +106,42 @@ class CuFile:
             "level_tile_sizes": (region,) if region else tiles,
         }
 
-    def read(self, place: tuple[int, int], size: tuple[int, int], level: int, device: str) -> Any:
-        """Read a region to a device."""
-        start, corner = truncated(place, self.slide.level_downsamples[level])
+    def read(self, location: Pair, size: Pair, level: int, device: str) -> AnyArray:
+        """Return the pixels of a region in the memory of a device."""
+        start, corner = truncated(location, self.slide.level_downsamples[level])
         region = self.slide.read_region(corner, size, level, device)
         self._fill_outside([region], [start], level)
-        return self._shown(region)
+        return self._expanded(region)
 
     def batches(
-        self,
-        places: Sequence[tuple[int, int]],
-        size: tuple[int, int],
-        level: int,
-        batch_size: int,
-        **options: Any,
-    ) -> Iterator[Any]:
-        """Read regions, so many at a time; a batch of one has no axis of its own."""
+        self, locations: Sequence[Pair], size: Pair, level: int, batch_size: int, **options: Any
+    ) -> Iterator[AnyArray]:
+        """Yield batches of regions, shape (batch, height, width, channels).
+
+        With a `batch_size` of 1, the batch axis is omitted.
+        """
         downsample = self.slide.level_downsamples[level]
-        found = [truncated(place, downsample) for place in places]
+        found = [truncated(location, downsample) for location in locations]
         starts = iter([start for start, _ in found])
         corners = [corner for _, corner in found]
         count = batch_size if batch_size > 1 else None
         for batch in self.slide.read_regions(corners, size, level, count, **options):
             regions = [batch] if count is None else batch
             self._fill_outside(regions, list(islice(starts, batch_size)), level)
-            yield self._shown(batch)
+            yield self._expanded(batch)
 
-    def _shown(self, pixels: Any) -> Any:
-        """Return pixels of shape (..., channels), on whatever device."""
+    def _expanded(self, pixels: AnyArray) -> AnyArray:
+        """Return pixels with the channels that cuCIM returns, on the same device."""
         if pixels.shape[-1] == self.channels:
             return pixels
         pixels = pixels.repeat(self.channels, -1)
         pixels[..., 3] = 255
         return pixels
 
-    def _fill_outside(self, regions: Any, starts: Sequence[tuple[int, int]], level: int) -> None:
+    def _fill_outside(
+        self, regions: Iterable[AnyArray], starts: Sequence[Pair], level: int
+    ) -> None:
+        """Fill pixels outside of the slide with cuCIM's background for the vendor, in place."""
         layout = self.slide.layout
         value = {"aperio": layout.background, "philips": 255}.get(layout.vendor, 0)
         if value == layout.background:

@@ -1,4 +1,4 @@
-"""`CuImage`, regions and batches by cuCIM's names."""
+"""`CuImage`: slides, regions and batches with cuCIM's interface."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from napari_wsigpu.model.errors import RegionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from napari_wsigpu.model.arrays import AnyArray
+    from napari_wsigpu.model.geometry import Pair
+
 Locations = Iterable[int] | Iterable[Iterable[int]]
 
-MICROMETRES = {2: 25400.0, 3: 10000.0}
+MICROMETERS = {2: 25400.0, 3: 10000.0}
 
 
 class DLDataTypeCode(IntEnum):
-    """What kind of number a sample is."""
+    """DLPack's type codes."""
 
     DLInt = 0
     DLUInt = 1
@@ -36,7 +39,7 @@ class DLDataTypeCode(IntEnum):
 
 @dataclass(frozen=True)
 class DLDataType:
-    """Type of one sample as DLPack writes it."""
+    """A sample type in DLPack's notation."""
 
     code: int
     bits: int
@@ -44,42 +47,44 @@ class DLDataType:
 
 
 class CuImage:
-    """A slide, a region or batch of it, or one of its associated images.
+    """A slide, a region, a batch of regions or an associated image.
 
     Parameters
     ----------
     path : str or PathLike
-        The slide's file.
+        Path of the slide.
 
     Attributes
     ----------
     path : str
-        The slide's path, as it was given.
+        Path of the slide, as passed in.
     shape, ndim, dims : list of int, int, str
-        Length of each axis, their number, and their names: ``"YXC"``, ``"NYXC"`` for a batch.
+        Length, number and names of the axes: ``"YXC"``, or ``"NYXC"`` for a batch.
     dtype, typestr : DLDataType, str
-        Type of one sample, and as numpy writes it.
+        Sample type in DLPack's and in numpy's notation.
     device : str
-        Where the pixels are.
+        Device of the pixels, such as ``"cpu"`` or ``"cuda"``.
     channel_names : list of str
-        Name of each channel.
+        Names of the channels.
     resolutions : dict
-        Number of levels, and dimensions (x, y), downsample and tile size (x, y) of each.
+        Number of levels, and for each level its dimensions (x, y), downsample and tile size (x, y).
     associated_images : set of str
-        Names of the pictures beside the slide.
+        Names of the associated images.
     is_loaded, origin, direction, coord_sys : bool, list, list, str
-        The same for every image.
+        Constants, for compatibility.
 
     Raises
     ------
     SlideError
-        As `open_slide` does, and always a ``ValueError`` too.
+        As raised by `open_slide`; always a ``ValueError`` too.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._set_up(CuFile(os.fspath(path)), None, "cpu", 1.0)
 
-    def _set_up(self, file: CuFile, pixels: Any, device: str, downsample: float | None) -> None:
+    def _set_up(
+        self, file: CuFile, pixels: AnyArray | None, device: str, downsample: float | None
+    ) -> None:
         layout = file.slide.layout
         base = layout.levels[0]
         self._file, self._pixels, self._downsample = file, pixels, downsample
@@ -105,29 +110,29 @@ class CuImage:
         if pixels is None:
             self.associated_images |= set(file.slide.associated_images)
 
-    def _image(self, pixels: Any, device: str, downsample: float | None) -> CuImage:
-        """Return an image of pixels; `downsample` is None where their scale is not known."""
+    def _image(self, pixels: AnyArray, device: str, downsample: float | None) -> CuImage:
+        """Wrap pixels as an image; `downsample` is None if their scale is unknown."""
         image = object.__new__(CuImage)
         image._set_up(self._file, pixels, device, downsample)
         return image
 
-    # What it is
+    # Metadata
 
     def size(self, dim_order: str = "") -> list[int]:
-        """Return the length of each axis in `dim_order`, without those that there are not."""
+        """Return the length of each axis in `dim_order`; axes that do not exist are skipped."""
         lengths = dict(zip(self.dims, self.shape, strict=True))
         return [lengths[axis] for axis in (dim_order or self.dims).upper() if axis in lengths]
 
     def spacing(self, dim_order: str = "") -> list[float]:
-        """Return the size of a pixel along each axis, by the file's resolution tags alone.
+        """Return the pixel size along each axis, from the resolution tags alone.
 
-        A region's is divided by its level's downsample, as cuCIM does; what a pixel of the
-        level really spans is the slide's spacing times the downsample.
+        As in cuCIM, the spacing of a region is divided by the downsample of its level, although the
+        pixels of that level are larger by this factor.
         """
         return [self._axis(axis)[0] for axis in (dim_order or self.dims).upper()]
 
     def spacing_units(self, dim_order: str = "") -> list[str]:
-        """Return the unit of each number of `spacing`."""
+        """Return the units of the numbers that `spacing` returns."""
         return [self._axis(axis)[1] for axis in (dim_order or self.dims).upper()]
 
     def _axis(self, axis: str) -> tuple[float, str]:
@@ -139,18 +144,18 @@ class CuImage:
             return 1.0, "micrometer"
         _, x, y, unit = self._file.first_page
         value = x if axis == "X" else y
-        if unit not in MICROMETRES:
+        if unit not in MICROMETERS:
             return value / self._downsample, ""
-        return (MICROMETRES[unit] / value if value else 1.0) / self._downsample, "micrometer"
+        return (MICROMETERS[unit] / value if value else 1.0) / self._downsample, "micrometer"
 
     @property
     def raw_metadata(self) -> str:
-        """The slide's image description; empty for a region."""
+        """The image description of the slide; empty for a region."""
         return self._file.first_page.description if self._pixels is None else ""
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """The attributes under ``"cucim"``; of a slide also its TIFF tags and vendor fields."""
+    def metadata(self) -> dict[str, object]:
+        """Attributes under ``"cucim"``; for a slide also its TIFF tags and vendor fields."""
         left_out = ("device", "is_loaded")
         facts = {k: v for k, v in vars(self).items() if k[0] != "_" and k not in left_out}
         facts["dtype"] = asdict(self.dtype)
@@ -174,64 +179,64 @@ class CuImage:
         seed: int = 0,
         device: str = "cpu",
     ) -> CuImage | CuImageIterator:
-        """Read one rectangle, or many of one size.
+        """Read one region, or many regions of the same size.
 
         Parameters
         ----------
         location : iterable of int, or of pairs of int
-            (x, y) of the upper left corner in pixels of level 0, divided by the level's
-            downsample and truncated; of many rectangles one after another, flat or in pairs.
-            The slide's corner where omitted.
+            (x, y) of the upper left corner in pixels of level 0, which is divided by the level's
+            downsample and truncated. For many regions, a flat sequence of numbers or a sequence
+            of pairs. By default (0, 0).
         size : iterable of int
-            (width, height) in pixels of the level; the whole level where omitted.
+            (width, height) in pixels of the level; the whole level by default.
         level : int
             Index of a level.
         num_workers : int
-            How many threads read ahead; has to be above 0 for many rectangles.
+            Number of prefetching threads; must be at least 1 for many regions on the CPU.
         batch_size : int
-            How many rectangles make one image of axes NYXC; 1 gives images of axes YXC.
+            Number of regions per image with axes NYXC; with 1, images have axes YXC.
         drop_last : bool
-            Leave out a last batch that is not full.
+            Whether to drop an incomplete last batch.
         prefetch_factor : int
-            How many batches are read ahead.
+            Number of batches to prefetch.
         shuffle, seed : bool, int
-            Change the order, by `seed` alone; it is another order than cuCIM's.
+            Whether to shuffle, and the seed. The order is reproducible but differs from cuCIM's.
         device : str
-            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+            Device of the result: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
         Returns
         -------
         CuImage or CuImageIterator
-            An iterator where there is more than one location or `batch_size` is above 1.
-            Pixels outside the slide are white for Aperio and Philips and else 0.
+            An iterator if there are several locations or `batch_size` is above 1. Pixels outside
+            of the slide are the background for Aperio, 255 for Philips, and 0 otherwise.
 
         Raises
         ------
         RegionError
-            If the level, size or part of a region can't be (a ``ValueError``).
+            If the level, the size, or the part of a region to read is invalid (a ``ValueError``).
         CuImageError
-            If the image is closed, or the locations make no sense (a ``RuntimeError``).
+            If the image is closed or the locations are invalid (a ``RuntimeError``).
         SlideError
-            As `Slide.read_region` does.
+            As raised by `Slide.read_region`.
         """
         whole = self._checked_size(size, level)
-        places = _pairs(location)
+        locations = _pairs(location)
         device = str(device)
         if self._pixels is not None:
-            return self._image(self._crop(places[0], whole, device), device, self._downsample)
+            return self._image(self._crop(locations[0], whole, device), device, self._downsample)
         self._check_open()
-        if len(places) > 1 and num_workers == 0 and device == "cpu":
+        if len(locations) > 1 and num_workers == 0 and device == "cpu":
             raise CuImageError("Cannot read multiple locations with zero workers!")
         downsample = self._file.slide.level_downsamples[level]
-        if len(places) == 1 and batch_size <= 1:
-            pixels = self._file.read(places[0], whole, level, device)
+        if len(locations) == 1 and batch_size <= 1:
+            pixels = self._file.read(locations[0], whole, level, device)
             return self._image(pixels, device, downsample)
         if shuffle:
-            random.Random(seed).shuffle(places)
+            random.Random(seed).shuffle(locations)
         batch_size = max(1, batch_size)
-        count = (len(places) if drop_last else len(places) + batch_size - 1) // batch_size
+        count = (len(locations) if drop_last else len(locations) + batch_size - 1) // batch_size
         batches = self._file.batches(
-            places[: count * batch_size],
+            locations[: count * batch_size],
             whole,
             level,
             batch_size,
@@ -242,17 +247,15 @@ class CuImage:
         return CuImageIterator((self._image(b, device, downsample) for b in batches), count)
 
     def associated_image(self, name: str = "", device: str = "cpu") -> CuImage:
-        """Read a picture beside the slide, by its name."""
+        """Read an associated image by name."""
         if name not in self.associated_images:
-            raise RegionError(
-                f"'{self.path}' has no associated image '{name}'; "
-                f"it has {sorted(self.associated_images)}."
-            )
+            known = sorted(self.associated_images)
+            raise RegionError(f"'{self.path}' has no associated image '{name}'; it has {known}.")
         self._check_open()
         pixels = self._file.slide.associated_images[name].read()
         return self._image(_to_device(pixels, str(device)), str(device), None)
 
-    def _checked_size(self, size: Iterable[int], level: int) -> tuple[int, int]:
+    def _checked_size(self, size: Iterable[int], level: int) -> Pair:
         levels = self.resolutions["level_dimensions"]
         if not 0 <= level < len(levels):
             raise RegionError(
@@ -273,10 +276,12 @@ class CuImage:
         if self._file.closed:
             raise CuImageError("[Error] The image file is closed!")
 
-    def _crop(self, place: tuple[int, int], size: tuple[int, int], device: str) -> Any:
-        (x, y), (width, height) = place, size
-        if min(place) < 0:
-            raise RegionError(f"Invalid location ({min(place)}) in the request! (Should be >= 0)")
+    def _crop(self, location: Pair, size: Pair, device: str) -> AnyArray:
+        (x, y), (width, height) = location, size
+        least = min(location)
+        if least < 0:
+            raise RegionError(f"Invalid location ({least}) in the request! (Should be >= 0)")
+        assert self._pixels is not None
         columns, rows = self.size("XY")
         for name, end, most in (("width", x + width, columns), ("height", y + height, rows)):
             if end > most:
@@ -284,28 +289,28 @@ class CuImage:
         return _to_device(self._pixels[..., y : y + height, x : x + width, :].copy(), device)
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return self._interface("__array_interface__", on_cpu=True)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         return self._interface("__cuda_array_interface__", on_cpu=False) | {"mask": None}
 
-    def _interface(self, name: str, *, on_cpu: bool) -> dict[str, Any]:
+    def _interface(self, name: str, *, on_cpu: bool) -> dict[str, object]:
         if self._pixels is None or (self.device == "cpu") != on_cpu:
-            raise AttributeError(f"an image without pixels there has no {name}", name=name)
-        interface: dict[str, Any] = getattr(self._pixels, name)
+            raise AttributeError(f"no pixels on that device, so no {name}", name=name)
+        interface: dict[str, object] = getattr(self._pixels, name)
         return interface
 
     def __iter__(self) -> Iterator[CuImage]:
         if self._pixels is None:
-            raise IndexError("A slide can't be iterated over; read regions of it.")
+            raise IndexError("A slide is not iterable; read regions of it.")
         return iter([self])
 
     # Resources
 
     def close(self) -> None:
-        """Let go of the slide's file; regions that were read stay."""
+        """Close the slide; regions that were read stay valid."""
         if self._pixels is None:
             self._file.closed = True
             self._file.slide.close()
@@ -321,19 +326,19 @@ class CuImage:
 
     @staticmethod
     def cache(type: str | None = None, **config: Any) -> ImageCache:  # noqa: A002
-        """Return the process's one cache of decoded tiles, emptied and set up if asked.
+        """Return the tile cache of the process, optionally emptying and configuring it.
 
         Parameters
         ----------
         type : str, optional
-            ``"per_process"`` (or ``"shared_memory"``, which it isn't) gives it
-            `memory_capacity`, others turn it off; unchanged where omitted.
+            ``"per_process"`` empties the cache and sets its capacity; ``"shared_memory"`` does the
+            same. Other values turn it off. If omitted, the cache is unchanged.
         **config
-            ``memory_capacity`` in MiB (1024). ``record_stat=True`` is refused, because
-            `Slide.stats` counts hits; all else has no effect.
+            ``memory_capacity`` in MiB (default 1024). ``record_stat=True`` raises an error, since
+            hits are counted per slide. Other options are ignored.
         """
         if config.get("record_stat"):
-            raise RegionError("Hits are not counted for the whole cache; use Slide.stats().")
+            raise RegionError("Hits are counted per slide, not for the cache; use Slide.stats().")
         if type is not None:
             on = type in ("per_process", "shared_memory")
             ImageCache.set_up(config.get("memory_capacity", 1024) if on else 0)
@@ -341,7 +346,7 @@ class CuImage:
 
 
 class CuImageIterator:
-    """Images in turn; its length is their number."""
+    """An iterator over images; its length is their total number."""
 
     def __init__(self, images: Iterator[CuImage], count: int) -> None:
         self._images = images
@@ -357,13 +362,13 @@ class CuImageIterator:
         return next(self._images)
 
 
-def _pairs(location: Locations) -> list[tuple[int, int]]:
+def _pairs(location: Locations) -> list[Pair]:
     numbers: list[int] = []
     try:
         for item in location:
             numbers += map(operator.index, item if isinstance(item, Iterable) else (item,))
     except TypeError:
-        raise CuImageError(f"The location {location!r} is not made of whole numbers.") from None
+        raise CuImageError(f"The location {location!r} does not consist of integers.") from None
     if len(numbers) % 2:
         raise CuImageError(
             "[Error] The number of locations should be the multiplication of the number of "
@@ -372,9 +377,9 @@ def _pairs(location: Locations) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True)) or [(0, 0)]
 
 
-def _to_device(pixels: Any, device: str) -> Any:
+def _to_device(pixels: AnyArray, device: str) -> AnyArray:
     if device == "cpu":
-        return pixels.get() if hasattr(pixels, "__cuda_array_interface__") else pixels
+        return pixels if isinstance(pixels, np.ndarray) else pixels.get()
     index = cuda_index(device)
     cupy = import_cuda("cupy", device)
     with cupy.cuda.Device(index):

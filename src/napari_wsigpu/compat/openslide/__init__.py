@@ -1,19 +1,17 @@
-"""OpenSlide's Python interface on top of `Slide`: code for it changes only its import.
+"""A drop-in replacement for openslide-python on top of `Slide`: only the import changes.
 
     from napari_wsigpu.compat import openslide    # was: import openslide
 
-Names, arguments, pixels and errors are openslide-python's, and libopenslide is not needed. Slides
-of formats that OpenSlide doesn't know are read too.
+Names, arguments, pixels and errors match openslide-python; libopenslide is not needed. Formats that
+OpenSlide does not support work as well.
 """
 
 from __future__ import annotations
 
 from napari_wsigpu.compat.openslide.abstract import (
-    PROPERTY_NAME_BACKGROUND_COLOR,
-    AbstractSlide,
-    ImageSlide,
-    OpenSlideCache,
+    PROPERTY_NAME_BACKGROUND_COLOR as PROPERTY_NAME_BACKGROUND_COLOR,
 )
+from napari_wsigpu.compat.openslide.abstract import AbstractSlide, ImageSlide, OpenSlideCache
 from napari_wsigpu.compat.openslide.deepzoom import DeepZoomGenerator
 from napari_wsigpu.compat.openslide.lowlevel import (
     OpenSlideError,
@@ -33,23 +31,11 @@ PROPERTY_NAME_MPP_Y = "openslide.mpp-y"
 PROPERTY_NAME_OBJECTIVE_POWER = "openslide.objective-power"
 PROPERTY_NAME_QUICKHASH1 = "openslide.quickhash-1"
 PROPERTY_NAME_VENDOR = "openslide.vendor"
-# The version of OpenSlide whose behaviour this is.
+# The OpenSlide version whose behavior this matches.
 __library_version__ = "4.0.0"
 __version__ = "1.4.0"
 
 __all__ = [
-    "PROPERTY_NAME_BACKGROUND_COLOR",
-    "PROPERTY_NAME_BARCODE",
-    "PROPERTY_NAME_BOUNDS_HEIGHT",
-    "PROPERTY_NAME_BOUNDS_WIDTH",
-    "PROPERTY_NAME_BOUNDS_X",
-    "PROPERTY_NAME_BOUNDS_Y",
-    "PROPERTY_NAME_COMMENT",
-    "PROPERTY_NAME_MPP_X",
-    "PROPERTY_NAME_MPP_Y",
-    "PROPERTY_NAME_OBJECTIVE_POWER",
-    "PROPERTY_NAME_QUICKHASH1",
-    "PROPERTY_NAME_VENDOR",
     "AbstractSlide",
     "DeepZoomGenerator",
     "ImageSlide",
@@ -62,3 +48,4 @@ __all__ = [
     "__version__",
     "open_slide",
 ]
+__all__ += [name for name in dir() if name.startswith("PROPERTY_NAME_")]

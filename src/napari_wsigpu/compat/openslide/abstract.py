@@ -1,11 +1,11 @@
-"""`AbstractSlide`: what slides and flat images have in common, and `ImageSlide`."""
+"""`AbstractSlide`, the base class of slides and flat images, and `ImageSlide`."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from PIL import Image, ImageCms
 
@@ -17,37 +17,39 @@ from napari_wsigpu.slide.runtime import default
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Filename = str | bytes | os.PathLike[Any]
+    from napari_wsigpu.model.geometry import Pair
+
+    Filename = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 PROPERTY_NAME_BACKGROUND_COLOR = "openslide.background-color"
 
 
 class OpenSlideCache:
-    """Room for decoded tiles.
+    """A capacity for the tile cache.
 
-    All slides of a process share one cache here (`napari_wsigpu.runtime.default`): to set one makes
-    it at least so large.
+    All slides of a process share one cache (`napari_wsigpu.runtime.default`). Passing an
+    `OpenSlideCache` to `set_cache` enlarges it to at least this capacity.
 
     Parameters
     ----------
     capacity : int
-        In bytes.
+        Capacity in bytes.
 
     Raises
     ------
     OpenSlideArgumentError
-        If that is no whole number of at least 0.
+        If the capacity is not an integer >= 0.
     """
 
     def __init__(self, capacity: int) -> None:
         if not isinstance(capacity, int) or capacity < 0:
             raise OpenSlideArgumentError(
-                f"A cache can't hold {capacity!r} bytes; give a whole number >= 0."
+                f"A cache cannot hold {capacity!r} bytes; pass an integer >= 0."
             )
         self._capacity = capacity
 
     def enlarge(self) -> None:
-        """Give the process's cache at least this capacity."""
+        """Enlarge the cache of the process to at least this capacity."""
         tiles = default().tiles
         tiles.budget = max(tiles.budget, self._capacity)
 
@@ -56,14 +58,14 @@ class OpenSlideCache:
 
 
 class AbstractSlide(OpenedSlide):
-    """A slide by OpenSlide's names."""
+    """A slide with OpenSlide's interface."""
 
     _profile: bytes | None = None
 
     @classmethod
     @abstractmethod
     def detect_format(cls, filename: Filename) -> str | None:
-        """Return the format of a file; None if it is none of these."""
+        """Return the format of a file, or None if it is not supported."""
 
     @property
     @abstractmethod
@@ -73,23 +75,21 @@ class AbstractSlide(OpenedSlide):
     @property
     @abstractmethod
     def properties(self) -> Mapping[str, str]:
-        """All metadata by OpenSlide's names."""
+        """All metadata under OpenSlide's property names."""
 
     @property
     @abstractmethod
     def associated_images(self) -> Mapping[str, Image.Image]:
-        """The pictures beside the slide by name."""
+        """Associated images by name."""
 
     @property
     def color_profile(self) -> ImageCms.ImageCmsProfile | None:
-        """The ICC profile of the pixels; None where there is none."""
+        """ICC profile of the pixels, or None."""
         return None if self._profile is None else ImageCms.getOpenProfile(BytesIO(self._profile))
 
     @abstractmethod
-    def read_region(
-        self, location: tuple[int, int], level: int, size: tuple[int, int]
-    ) -> Image.Image:
-        """Read a rectangle as an RGBA image.
+    def read_region(self, location: Pair, level: int, size: Pair) -> Image.Image:
+        """Read a region as an RGBA image.
 
         Parameters
         ----------
@@ -103,14 +103,14 @@ class AbstractSlide(OpenedSlide):
         Returns
         -------
         PIL.Image.Image
-            Transparent where there are no pixels.
+            The region; transparent where the slide has no pixels.
         """
 
     def set_cache(self, cache: OpenSlideCache) -> None:
-        """Use a cache; a flat image has no tiles to keep."""
+        """Set the tile cache; ignored for flat images, which have no tiles."""
 
-    def get_thumbnail(self, size: tuple[int, int]) -> Image.Image:
-        """Return the whole slide as an RGB image that fits into (width, height)."""
+    def get_thumbnail(self, size: Pair) -> Image.Image:
+        """Return the whole slide as an RGB image of at most `size` (width, height)."""
         factor = max(whole / most for whole, most in zip(self.dimensions, size, strict=True))
         level = self.get_best_level_for_downsample(factor)
         region = self.read_region((0, 0), level, self.level_dimensions[level])
@@ -127,32 +127,32 @@ class AbstractSlide(OpenedSlide):
 
 
 class ImageSlide(AbstractSlide):
-    """A flat image as a slide of one level.
+    """A flat image with the interface of a slide; its only level is 0.
 
     Parameters
     ----------
     file : str, bytes, PathLike or PIL.Image.Image
-        The image; one that is given stays open when the slide is closed.
+        The image or its path. `close` does not close an image that was passed in.
 
     Raises
     ------
     OSError
-        If Pillow can't open the file.
+        If Pillow cannot open the file.
     """
 
     def __init__(self, file: Filename | Image.Image) -> None:
-        self._given = file
-        self._own = not isinstance(file, Image.Image)
+        self._source = file
+        self._owned = not isinstance(file, Image.Image)
         opened = file if isinstance(file, Image.Image) else Image.open(os.fsdecode(file))
         self._image: Image.Image | None = opened
         self._profile = opened.info.get("icc_profile")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._given!r})"
+        return f"{type(self).__name__}({self._source!r})"
 
     @classmethod
     def detect_format(cls, filename: Filename) -> str | None:
-        """Return Pillow's name of the format of a file; None if it is no image."""
+        """Return Pillow's name of a file's format, or None if it is not an image."""
         try:
             with Image.open(os.fsdecode(filename)) as image:
                 return image.format
@@ -160,14 +160,14 @@ class ImageSlide(AbstractSlide):
             return None
 
     def close(self) -> None:
-        """Let go of the image; may be called twice."""
-        if self._own and self._image is not None:
+        """Close the image; further calls do nothing."""
+        if self._owned and self._image is not None:
             self._image.close()
         self._image = None
 
     def _open_image(self) -> Image.Image:
         if self._image is None:
-            raise SlideClosedError(f"{self!r} was closed; open the image again.")
+            raise SlideClosedError(f"{self!r} is closed; open the image again.")
         return self._image
 
     @property
@@ -176,13 +176,13 @@ class ImageSlide(AbstractSlide):
         return 1
 
     @property
-    def level_dimensions(self) -> tuple[tuple[int, int]]:
+    def level_dimensions(self) -> tuple[Pair]:
         """(width, height) of the image."""
         return (self._open_image().size,)
 
     @property
     def level_downsamples(self) -> tuple[float]:
-        """How many pixels of level 0 one of each level spans."""
+        """Downsample of each level relative to level 0."""
         return (1.0,)
 
     @property
@@ -195,29 +195,25 @@ class ImageSlide(AbstractSlide):
         """Empty."""
         return {}
 
-    def read_region(
-        self, location: tuple[int, int], level: int, size: tuple[int, int]
-    ) -> Image.Image:
-        """Read a rectangle as an RGBA image; see `AbstractSlide.read_region`.
+    def read_region(self, location: Pair, level: int, size: Pair) -> Image.Image:
+        """Read a region as an RGBA image; see `AbstractSlide.read_region`.
 
         Raises
         ------
         SlideClosedError
-            If the image was closed.
+            If the image is closed.
         OpenSlideError
-            If the level or size can't be.
+            If the level does not exist or the size is negative.
         """
         image = self._open_image()
         if level != 0:
             raise OpenSlideError(f"An image has no level {level!r}; its only level is 0.")
         if min(size) < 0:
-            raise OpenSlideError(f"A region can't be {size[0]} x {size[1]} pixels; use sizes >= 0.")
+            raise OpenSlideError(f"The region size {tuple(size)} is negative; use sizes >= 0.")
         region = Image.new("RGBA", size)
-        left, top = (max(0, begin) for begin in location)
-        right, bottom = (
-            min(whole, begin + length)
-            for whole, begin, length in zip(image.size, location, size, strict=True)
-        )
+        left, top = (max(0, start) for start in location)
+        ends = (start + length for start, length in zip(location, size, strict=True))
+        right, bottom = map(min, image.size, ends)
         if left < right and top < bottom:
             part = image.crop((left, top, right, bottom))
             region.paste(part, (left - location[0], top - location[1]))

@@ -1,4 +1,4 @@
-"""`DeepZoomGenerator`: Deep Zoom tiles of a slide, by OpenSlide's names."""
+"""`DeepZoomGenerator`: Deep Zoom tiles of a slide, with OpenSlide's interface."""
 
 from __future__ import annotations
 
@@ -14,43 +14,37 @@ from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from napari_wsigpu.compat.openslide.abstract import AbstractSlide
-
-    Pair = tuple[int, int]
+    from napari_wsigpu.model.geometry import Pair
 
 NAMESPACE = "http://schemas.microsoft.com/deepzoom/2008"
 
 
 class DeepZoomGenerator:
-    """Cuts a slide into the tiles of a Deep Zoom pyramid, whose level 0 is one pixel.
+    """Generates the tiles of a Deep Zoom pyramid, whose level 0 is a single pixel.
 
     Parameters
     ----------
     osr : AbstractSlide
         The slide.
     tile_size : int
-        Side of a tile without its overlap; with twice that it is best a power of two.
+        Side of a tile without overlap; `tile_size` + 2 * `overlap` should be a power of two.
     overlap : int
-        How many pixels a tile shares with each neighbour.
+        Number of pixels added on each side that has a neighboring tile.
     limit_bounds : bool
-        Show only what the slide's bounds say is not empty.
+        Show only the non-empty part of the slide, as given by its bounds.
 
     Raises
     ------
     RegionError
-        If tiles can't be so.
+        If `tile_size` is below 1 or `overlap` below 0.
     """
 
     def __init__(
-        self,
-        osr: AbstractSlide,
-        tile_size: int = 254,
-        overlap: int = 1,
-        limit_bounds: bool = False,
+        self, osr: AbstractSlide, tile_size: int = 254, overlap: int = 1, limit_bounds: bool = False
     ) -> None:
         if tile_size < 1 or overlap < 0:
             raise RegionError(
-                f"Tiles of {tile_size} pixels that overlap by {overlap} can't be; use at least 1 "
-                "and 0."
+                f"Invalid tile_size {tile_size} and overlap {overlap}; use at least 1 and 0."
             )
         self._slide = osr
         self._side, self._overlap, self._limited = tile_size, overlap, limit_bounds
@@ -58,7 +52,7 @@ class DeepZoomGenerator:
         self._background = f"#{properties.get(PROPERTY_NAME_BACKGROUND_COLOR, 'ffffff')}"
         width, height = osr.dimensions
         self._corner = (0, 0)
-        # What of each level of the slide is shown.
+        # (width, height) of the shown part of each slide level.
         self._shown = osr.level_dimensions
         if limit_bounds:
             x, y, bound_width, bound_height = (
@@ -67,10 +61,7 @@ class DeepZoomGenerator:
             )
             self._corner = (x, y)
             self._shown = tuple(
-                (
-                    math.ceil(columns * bound_width / width),
-                    math.ceil(rows * bound_height / height),
-                )
+                (math.ceil(columns * bound_width / width), math.ceil(rows * bound_height / height))
                 for columns, rows in osr.level_dimensions
             )
         sizes = [self._shown[0]]
@@ -98,14 +89,13 @@ class DeepZoomGenerator:
 
     @property
     def level_tiles(self) -> tuple[Pair, ...]:
-        """How many tiles each Deep Zoom level has, (across, down)."""
-        return tuple(
-            (-(-width // self._side), -(-height // self._side)) for width, height in self._sizes
-        )
+        """Number of (columns, rows) of tiles in each Deep Zoom level."""
+        side = self._side
+        return tuple((-(-width // side), -(-height // side)) for width, height in self._sizes)
 
     @property
     def tile_count(self) -> int:
-        """How many tiles there are, on all levels."""
+        """Number of tiles in all levels."""
         return sum(across * down for across, down in self.level_tiles)
 
     def get_tile(self, level: int, address: Pair) -> Image.Image:
@@ -121,7 +111,7 @@ class DeepZoomGenerator:
         Raises
         ------
         RegionError
-            If there is no such level or tile.
+            If the level or tile does not exist.
         """
         location, slide_level, read = self.get_tile_coordinates(level, address)
         size = self.get_tile_dimensions(level, address)
@@ -136,9 +126,9 @@ class DeepZoomGenerator:
         return tile
 
     def get_tile_coordinates(self, level: int, address: Pair) -> tuple[Pair, int, Pair]:
-        """Return the arguments of `read_region` that read a tile.
+        """Return the arguments (location, level, size) of `read_region` for a tile.
 
-        Its pixels are then averaged, if the slide has no level of their size.
+        `get_tile` scales the region down if the slide has no level of the tile's resolution.
         """
         slide_level, location, read, _ = self._tile(level, address)
         return location, slide_level, read
@@ -148,42 +138,37 @@ class DeepZoomGenerator:
         return self._tile(level, address)[3]
 
     def get_dzi(self, format: str) -> str:  # noqa: A002
-        """Return the XML of the `.dzi` file, for tiles of a format: ``"png"`` or ``"jpeg"``."""
+        """Return the XML of the `.dzi` file for tiles in a format, ``"png"`` or ``"jpeg"``."""
         width, height = self._sizes[-1]
-        image = Element(
-            "Image",
-            TileSize=str(self._side),
-            Overlap=str(self._overlap),
-            Format=format,
-            xmlns=NAMESPACE,
-        )
+        side, overlap = str(self._side), str(self._overlap)
+        image = Element("Image", TileSize=side, Overlap=overlap, Format=format, xmlns=NAMESPACE)
         SubElement(image, "Size", Width=str(width), Height=str(height))
         buffer = BytesIO()
         ElementTree(image).write(buffer, encoding="UTF-8")
         return buffer.getvalue().decode()
 
     def _tile(self, level: int, address: Pair) -> tuple[int, Pair, Pair, Pair]:
-        """Return the slide's level, what of it is read, and the size of a tile."""
+        """Return the slide level of a tile, the location and size to read, and the tile size."""
         if not 0 <= level < self.level_count:
-            raise RegionError(
-                f"There is no Deep Zoom level {level!r}; they are 0 to {self.level_count - 1}."
-            )
+            last = self.level_count - 1
+            raise RegionError(f"There is no Deep Zoom level {level!r}; use 0 to {last}.")
         counts = self.level_tiles[level]
-        if not all(0 <= place < count for place, count in zip(address, counts, strict=True)):
+        if not all(0 <= index < count for index, count in zip(address, counts, strict=True)):
+            across, down = counts
             raise RegionError(
-                f"Deep Zoom level {level} has no tile {address!r}, but {counts[0]} x {counts[1]}."
+                f"Deep Zoom level {level} has no tile {address!r}; it has {across} x {down} tiles."
             )
         slide_level = self._levels[level]
         factor = self._slide.level_downsamples[slide_level]
         step = self._steps[level] / factor
         location, read, size = [], [], []
         for axis in range(2):
-            place, count, whole = address[axis], counts[axis], self._sizes[level][axis]
-            before = self._overlap if place else 0
-            after = self._overlap if place < count - 1 else 0
-            begin = place * self._side
-            length = min(self._side, whole - begin) + before + after
-            first = step * (begin - before)
+            index, count, whole = address[axis], counts[axis], self._sizes[level][axis]
+            before = self._overlap if index else 0
+            after = self._overlap if index < count - 1 else 0
+            start = index * self._side
+            length = min(self._side, whole - start) + before + after
+            first = step * (start - before)
             location.append(int(factor * first + self._corner[axis]))
             left = self._shown[slide_level][axis] - math.ceil(first)
             read.append(int(min(math.ceil(step * length), left)))

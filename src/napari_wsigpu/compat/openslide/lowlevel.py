@@ -1,6 +1,6 @@
-"""OpenSlide's kinds of errors, under the path by which other packages import them.
+"""OpenSlide's exceptions, at the path from which other packages import them.
 
-Each is a `SlideError` too.
+Each one is also a `SlideError`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ __all__ = ["OpenSlideError", "OpenSlideUnsupportedFormatError", "OpenSlideVersio
 
 
 class OpenSlideError(SlideError):
-    """The slide can't be read; it can't be used any more, but closed."""
+    """The slide cannot be read; after this error it can only be closed."""
 
 
 class OpenSlideUnsupportedFormatError(OpenSlideError):
-    """The file is no slide, or is not there."""
+    """The file is not a slide or does not exist."""
 
 
 class OpenSlideVersionError(OpenSlideError):
-    """Something needs a newer version; never raised here."""
+    """A newer version of OpenSlide is required; never raised here."""
 
 
 class OpenSlideArgumentError(SlideError, ArgumentError):
-    """A value was given that OpenSlide's library would not take."""
+    """An argument that the OpenSlide library would not accept."""
 
 
 class OpenSlideClosedError(SlideClosedError, ArgumentError):
-    """The slide was closed before."""
+    """The slide is closed."""

@@ -1,9 +1,9 @@
-"""Metadata of a slide as OpenSlide names it: one flat mapping of strings."""
+"""Metadata of a slide as OpenSlide properties: a flat mapping of strings."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.compat.shared import mpp_of
 
@@ -14,27 +14,19 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.slide.slide import Slide
 
-# Of slides whose smallest level is larger there is no quickhash: it would take too long.
+# OpenSlide computes no quickhash if the smallest level has more bytes.
 MOST_HASHED = 5 << 20
 HASHED_TAGS = (
-    "ImageDescription",
-    "Make",
-    "Model",
-    "Software",
-    "DateTime",
-    "Artist",
-    "HostComputer",
-    "Copyright",
-    "DocumentName",
+    "ImageDescription Make Model Software DateTime Artist HostComputer Copyright DocumentName"
 )
-# Vendors whose quickhash is that of any TIFF, and whose files say what lies around the tissue.
-HASHED_VENDORS, COLOURED_VENDORS = ("aperio", "generic-tiff"), ("mirax", "trestle")
+# Vendors with the generic TIFF quickhash, and vendors whose files state a background color.
+HASHED_VENDORS, COLORED_VENDORS = ("aperio", "generic-tiff"), ("mirax", "trestle")
 
 
 def openslide_properties(slide: Slide) -> dict[str, str]:
-    """Return all that OpenSlide says of a slide, by its names.
+    """Return the properties that OpenSlide reports for a slide.
 
-    Vendor fields are under the vendor's name, as the file has them. Numbers have all digits.
+    Vendor fields keep their names, prefixed with the vendor. Numbers are written in full precision.
     """
     layout = slide.layout
     found = {name: _text(value) for name, value in sorted(_general(slide))}
@@ -49,7 +41,7 @@ def openslide_properties(slide: Slide) -> dict[str, str]:
     return found
 
 
-def _general(slide: Slide) -> Iterator[tuple[str, Any]]:
+def _general(slide: Slide) -> Iterator[tuple[str, object]]:
     layout = slide.layout
     yield "openslide.vendor", layout.vendor
     mpp = mpp_of(layout)
@@ -63,7 +55,7 @@ def _general(slide: Slide) -> Iterator[tuple[str, Any]]:
     profile = slide.icc_profile
     if profile is not None:
         yield "openslide.icc-size", len(profile)
-    if layout.vendor in COLOURED_VENDORS:
+    if layout.vendor in COLORED_VENDORS:
         yield "openslide.background-color", f"{int(layout.background):02X}" * 3
     bounds = bounds_of(layout)
     if bounds is not None:
@@ -80,13 +72,11 @@ def _general(slide: Slide) -> Iterator[tuple[str, Any]]:
             yield f"{name}.icc-size", len(profile)
 
 
-def levels_of(layout: SlideLayout, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield what both interfaces say of the levels, by names that begin with theirs."""
-    for number, (level, downsample) in enumerate(
-        zip(layout.levels, layout.downsamples, strict=True)
-    ):
+def levels_of(layout: SlideLayout, prefix: str) -> Iterator[tuple[str, object]]:
+    """Yield the properties of the levels; `prefix` is "openslide" or "tiffslide"."""
+    for number, level in enumerate(layout.levels):
         name = f"{prefix}.level[{number}]"
-        yield f"{name}.downsample", downsample
+        yield f"{name}.downsample", layout.downsamples[number]
         yield f"{name}.height", level.height
         yield f"{name}.width", level.width
         if not level.parts:
@@ -95,21 +85,17 @@ def levels_of(layout: SlideLayout, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def bounds_of(layout: SlideLayout) -> Rect | None:
-    """Return what of a mosaic the scanner took; None of other slides."""
+    """Return the scanned part of a mosaic, or None for other slides."""
     bounds = [part.bounds for part in layout.levels[0].parts]
     if not bounds:
         return None
-    first = bounds[0]
-    return first.between(
-        min(each.top for each in bounds),
-        max(each.bottom for each in bounds),
-        min(each.left for each in bounds),
-        max(each.right for each in bounds),
-    )
+    top, left = min(each.top for each in bounds), min(each.left for each in bounds)
+    bottom, right = max(each.bottom for each in bounds), max(each.right for each in bounds)
+    return bounds[0].between(top, bottom, left, right)
 
 
-def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the fields that lie in a field, at any depth, by their whole names."""
+def flat(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) of each leaf of a nested metadata field."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from flat(f"{name}.{key}", item)
@@ -120,12 +106,15 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
 def _quickhash(slide: Slide) -> str | None:
-    """Return OpenSlide's hash of the smallest level's stored bytes and some tags of the first."""
+    """Return OpenSlide's quickhash: SHA-256 of the smallest level's stored bytes and some tags.
+
+    For DICOM it is the hash of the series UID.
+    """
     layout = slide.layout
     if layout.vendor == "dicom":
         series = layout.metadata["dicom"].get("SeriesInstanceUID")
@@ -136,11 +125,11 @@ def _quickhash(slide: Slide) -> str | None:
     counts = grid.byte_counts.ravel()
     if layout.levels[-1].parts or counts.sum() > MOST_HASHED:
         return None
-    tags: Mapping[str, Any] = layout.metadata.get("tiff", {})
+    tags: Mapping[str, object] = layout.metadata.get("tiff", {})
     digest = hashlib.sha256()
     ranges = list(zip(grid.offsets.ravel().tolist(), counts.tolist(), strict=True))
     for data in slide.read_bytes(ranges):
         digest.update(data)
-    for name in HASHED_TAGS:
+    for name in HASHED_TAGS.split():
         digest.update(f"tiff.{name}\0{tags.get(name, '')}\0".encode())
     return digest.hexdigest()

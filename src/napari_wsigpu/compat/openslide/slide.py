@@ -1,10 +1,10 @@
-"""`OpenSlide`: an open slide by OpenSlide's names, read by `Slide`."""
+"""`OpenSlide`: OpenSlide's interface on top of `Slide`."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,8 @@ from napari_wsigpu.compat.openslide.lowlevel import (
     OpenSlideUnsupportedFormatError,
 )
 from napari_wsigpu.compat.openslide.properties import openslide_properties
-from napari_wsigpu.compat.shared import Items
+from napari_wsigpu.compat.shared import LazyMapping
+from napari_wsigpu.formats.image_file import VENDOR
 from napari_wsigpu.model.errors import (
     LevelError,
     NotASlideError,
@@ -27,12 +28,13 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.slide.slide import open_slide as open_any
-from napari_wsigpu.slide.slide import rgba_of
+from napari_wsigpu.slide.slide import to_rgba
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from napari_wsigpu.compat.openslide.abstract import Filename
+    from napari_wsigpu.model.geometry import Pair
     from napari_wsigpu.slide.slide import Slide
 
 Value = TypeVar("Value")
@@ -41,24 +43,25 @@ Value = TypeVar("Value")
 class OpenSlide(AbstractSlide):
     """An open slide.
 
-    Once the file has failed, all but `close` raises the same `OpenSlideError`.
+    As in OpenSlide, an error latches: once a read has failed, every method except `close` raises
+    the same `OpenSlideError`.
 
     Parameters
     ----------
     filename : str, bytes or PathLike
-        Its path, or its URL.
+        Path or URL of the slide.
 
     Attributes
     ----------
     slide : Slide
-        The slide by this package's own names.
+        The underlying slide.
 
     Raises
     ------
     OpenSlideUnsupportedFormatError
-        If the file is no slide, is not there, or has pixels that are not 8 bit gray or RGB.
+        If the file is not a slide, does not exist, or its pixels are not 8-bit gray or RGB.
     OpenSlideError
-        If it can't be read.
+        If the slide cannot be read.
     """
 
     def __init__(self, filename: Filename) -> None:
@@ -66,9 +69,9 @@ class OpenSlide(AbstractSlide):
         self._failure: str | None = None
         self._closed = False
         self.slide = _opened(filename)
-        # Code for OpenSlide seldom closes its slides.
+        # Code written for OpenSlide often never closes its slides.
         self._close = weakref.finalize(self, self.slide.close)
-        self._profile = self._work(lambda: self.slide.icc_profile)
+        self._profile = self._guarded(lambda: self.slide.icc_profile)
         self._properties: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
@@ -76,119 +79,118 @@ class OpenSlide(AbstractSlide):
 
     @classmethod
     def detect_format(cls, filename: Filename) -> str | None:
-        """Return the vendor of a slide as OpenSlide names it; None if the file is no slide."""
+        """Return OpenSlide's name of a slide's vendor, or None if the file is not a slide."""
         try:
             with open_any(os.fsdecode(filename)) as slide:
-                return slide.vendor
+                return None if slide.vendor == VENDOR else slide.vendor
         except SlideError:
             return None
 
     def close(self) -> None:
-        """Let go of the file.
+        """Close the file.
 
         Raises
         ------
         OpenSlideClosedError
-            If that was done before.
+            If the slide is already closed.
         """
         if self._closed:
-            raise OpenSlideClosedError(f"{self!r} was closed before.")
+            raise OpenSlideClosedError(f"{self!r} is already closed.")
         self._closed = True
         self._close()
 
     @property
     def level_count(self) -> int:
         """Number of levels."""
-        return self._work(lambda: self.slide.level_count)
+        return self._guarded(lambda: self.slide.level_count)
 
     @property
-    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
+    def level_dimensions(self) -> tuple[Pair, ...]:
         """(width, height) of each level."""
-        return self._work(lambda: self.slide.level_dimensions)
+        return self._guarded(lambda: self.slide.level_dimensions)
 
     @property
     def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one of each level spans."""
-        return self._work(lambda: self.slide.level_downsamples)
+        """Downsample of each level relative to level 0."""
+        return self._guarded(lambda: self.slide.level_downsamples)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All metadata by OpenSlide's names."""
-        return self._items("_PropertyMap", self._named, lambda name: self._named()[name])
+        """All metadata under OpenSlide's property names."""
+        found = self._all_properties
+        return self._items("_PropertyMap", found, lambda name: found()[name])
 
     @property
     def associated_images(self) -> Mapping[str, Image.Image]:
-        """The pictures beside the slide by name, decoded when they are asked for."""
+        """Associated images by name, decoded on access."""
         return self._items(
-            "_AssociatedImageMap", lambda: self.slide.associated_images, self._picture
+            "_AssociatedImageMap", lambda: self.slide.associated_images, self._associated_image
         )
 
-    def read_region(
-        self, location: tuple[int, int], level: int, size: tuple[int, int]
-    ) -> Image.Image:
-        """Read a rectangle as an RGBA image; see `AbstractSlide.read_region`.
+    def read_region(self, location: Pair, level: int, size: Pair) -> Image.Image:
+        """Read a region as an RGBA image; see `AbstractSlide.read_region`.
 
-        A level that there is not is transparent, as OpenSlide has it.
+        As in OpenSlide, a region of a level that does not exist is transparent.
 
         Raises
         ------
         OpenSlideClosedError
-            If the slide was closed.
+            If the slide is closed.
         OpenSlideError
-            If the size can't be, or pixels can't be read or decoded.
+            If the size is negative, or pixels cannot be read or decoded.
         """
-        return self._with_profile(self._work(lambda: self._region(location, level, size)))
+        return self._with_profile(self._guarded(lambda: self._region(location, level, size)))
 
     def set_cache(self, cache: OpenSlideCache) -> None:
-        """Make the cache of the process at least as large as this one.
+        """Enlarge the tile cache of the process to at least the capacity of `cache`.
 
         Raises
         ------
         TypeError
-            If it is no `OpenSlideCache`.
+            If `cache` is not an `OpenSlideCache`.
         """
         if not isinstance(cache, OpenSlideCache):
-            raise TypeError(f"{cache!r} is no cache; give an OpenSlideCache.")
-        self._work(cache.enlarge)
+            raise TypeError(f"{cache!r} is not a cache; pass an OpenSlideCache.")
+        self._guarded(cache.enlarge)
 
-    def _region(self, location: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
+    def _region(self, location: Pair, level: int, size: Pair) -> Image.Image:
         if not 0 <= level < self.slide.level_count:
             return Image.new("RGBA", (size[0], size[1]))
         pixels = self.slide.read_rgba(location, size, level)
         return Image.fromarray(pixels) if pixels.size else Image.new("RGBA", (size[0], size[1]))
 
-    def _picture(self, name: str) -> Image.Image:
-        picture = self.slide.associated_images[name]
-        image = Image.fromarray(rgba_of(picture.read()))
-        profile = picture.icc_profile
+    def _associated_image(self, name: str) -> Image.Image:
+        associated = self.slide.associated_images[name]
+        image = Image.fromarray(to_rgba(associated.read()))
+        profile = associated.icc_profile
         if profile is not None:
-            # One copy for all that have the same.
+            # Equal profiles share one copy in memory.
             image.info["icc_profile"] = self._profile if profile == self._profile else profile
         return image
 
-    def _named(self) -> Mapping[str, str]:
+    def _all_properties(self) -> Mapping[str, str]:
         if self._properties is None:
             self._properties = openslide_properties(self.slide)
         return self._properties
 
     def _items(
         self, kind: str, names: Callable[[], Iterable[str]], make: Callable[[str], Value]
-    ) -> Items[Value]:
-        return Items(
+    ) -> LazyMapping[Value]:
+        return LazyMapping(
             kind,
-            lambda: self._work(lambda: list(names())),
-            lambda name: self._work(lambda: make(name)),
+            lambda: self._guarded(lambda: list(names())),
+            lambda name: self._guarded(lambda: make(name)),
         )
 
-    def _work(self, read: Callable[[], Value]) -> Value:
-        """Read, unless the slide was closed or has failed before."""
+    def _guarded(self, read: Callable[[], Value]) -> Value:
+        """Return the result of `read`, unless the slide is closed or has failed before."""
         if self._closed:
-            raise OpenSlideClosedError(f"{self!r} was closed; open the slide again.")
+            raise OpenSlideClosedError(f"{self!r} is closed; open the slide again.")
         if self._failure is not None:
             raise OpenSlideError(self._failure)
         try:
             return read()
-        except (RegionError, LevelError) as error:  # what was asked for can't be, but the next may
+        except (RegionError, LevelError) as error:  # invalid arguments do not latch
             raise OpenSlideError(str(error)) from error
         except SlideError as error:
             self._failure = str(error)
@@ -196,14 +198,14 @@ class OpenSlide(AbstractSlide):
 
 
 def open_slide(filename: Filename) -> OpenSlide | ImageSlide:
-    """Open a slide, or a flat image as a slide of one level.
+    """Open a slide, or a flat image as a slide with one level.
 
     Raises
     ------
     OpenSlideError
-        If it is a slide that can't be read.
+        If the file is a slide that cannot be read.
     OSError
-        If it is neither.
+        If the file is neither a slide nor an image.
     """
     try:
         return OpenSlide(filename)
@@ -211,20 +213,25 @@ def open_slide(filename: Filename) -> OpenSlide | ImageSlide:
         return ImageSlide(filename)
 
 
-def _opened(filename: Any) -> Slide:
+def _opened(filename: object) -> Slide:
     if not isinstance(filename, str | bytes | os.PathLike):
-        raise OpenSlideArgumentError(f"{filename!r} is no path; give the name of a slide's file.")
+        raise OpenSlideArgumentError(f"{filename!r} is not a path; pass the name of a slide file.")
     try:
         slide = open_any(os.fsdecode(filename))
     except (NotASlideError, SlideNotFoundError, UnsupportedSlideError) as error:
         raise OpenSlideUnsupportedFormatError(str(error)) from error
     except SlideError as error:
         raise OpenSlideError(str(error)) from error
+    if slide.vendor == VENDOR:
+        slide.close()
+        raise OpenSlideUnsupportedFormatError(
+            f"'{slide.path}' is a picture, which OpenSlide does not read; use ImageSlide."
+        )
     base = slide.layout.levels[0]
     if base.dtype != np.uint8 or base.channels not in (1, 3, 4):
         slide.close()
         raise OpenSlideUnsupportedFormatError(
-            f"'{slide.path}' has {base.channels} channels of {base.dtype}, which no RGBA image "
-            "shows; use napari_wsigpu.open_slide."
+            f"'{slide.path}' has {base.channels} channels of {base.dtype}, which do not fit in "
+            "an RGBA image; use napari_wsigpu.open_slide."
         )
     return slide

@@ -1,14 +1,14 @@
-"""tiffslide's interface on top of `Slide`: code for it changes only its import.
+"""A drop-in replacement for tiffslide on top of `Slide`: only the import changes.
 
     from napari_wsigpu.compat import tiffslide    # was: import tiffslide
 
-Names, arguments, pixels and kinds of errors are tiffslide's. Slides of formats that it doesn't know
-are read too.
+Names, arguments, pixels and exception types match tiffslide. Formats that tiffslide does not
+support work as well.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from warnings import warn
 
 from napari_wsigpu.compat.tiffslide.files import TiffFileError
@@ -28,9 +28,9 @@ PROPERTY_NAME_BOUNDS_X = "tiffslide.bounds-x"
 PROPERTY_NAME_BOUNDS_Y = "tiffslide.bounds-y"
 PROPERTY_NAME_BOUNDS_WIDTH = "tiffslide.bounds-width"
 PROPERTY_NAME_BOUNDS_HEIGHT = "tiffslide.bounds-height"
-# The version of tiffslide whose behaviour this is.
+# The tiffslide version whose behavior this matches.
 __version__ = "3.0.1"
-# What openslide-python calls these.
+# The names of these classes in openslide-python.
 ALIASES = {
     "OpenSlide": TiffSlide,
     "ImageSlide": NotTiffSlide,
@@ -38,44 +38,28 @@ ALIASES = {
     "OpenSlideUnsupportedFormatError": TiffFileError,
 }
 
-__all__ = [
-    "PROPERTY_NAME_BACKGROUND_COLOR",
-    "PROPERTY_NAME_BOUNDS_HEIGHT",
-    "PROPERTY_NAME_BOUNDS_WIDTH",
-    "PROPERTY_NAME_BOUNDS_X",
-    "PROPERTY_NAME_BOUNDS_Y",
-    "PROPERTY_NAME_COMMENT",
-    "PROPERTY_NAME_MPP_X",
-    "PROPERTY_NAME_MPP_Y",
-    "PROPERTY_NAME_OBJECTIVE_POWER",
-    "PROPERTY_NAME_QUICKHASH1",
-    "PROPERTY_NAME_VENDOR",
-    "NotTiffSlide",
-    "TiffFileError",
-    "TiffSlide",
-    "__version__",
-    "open_slide",
-]
+__all__ = ["NotTiffSlide", "TiffFileError", "TiffSlide", "__version__", "open_slide"]
+__all__ += [name for name in dir() if name.startswith("PROPERTY_NAME_")]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     if name in ALIASES:
-        warn(f"{name!r} is {ALIASES[name].__name__} here", UserWarning, stacklevel=2)
+        warn(f"{name!r} is an alias of {ALIASES[name].__name__!r}", UserWarning, stacklevel=2)
         return ALIASES[name]
     if name in ("AbstractSlide", "__library_version__"):
-        warn(f"there is no {name!r} here", UserWarning, stacklevel=2)
+        warn(f"tiffslide does not provide {name!r}", UserWarning, stacklevel=2)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 def open_slide(filename: Filename) -> TiffSlide:
-    """Open a slide, or a flat image as a slide of one level.
+    """Open a slide, or a flat image as a slide with one level.
 
     Raises
     ------
     TiffFileError
-        If it is neither.
+        If the file is neither a slide nor an image.
     SlideError
-        If the file is not there or can't be read.
+        If the file does not exist or cannot be read.
     """
     try:
         return TiffSlide(filename)

@@ -1,4 +1,4 @@
-"""What tiffslide opens: paths, URLs of fsspec, its files, and any stream."""
+"""The inputs that tiffslide accepts: paths, URLs, fsspec files and binary streams."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from warnings import warn
 import tifffile
 
 from napari_wsigpu.formats.describe import describe_source
+from napari_wsigpu.formats.image_file import VENDOR
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     MissingPackageError,
@@ -22,7 +23,7 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.slide.slide import Slide, open_slide
 from napari_wsigpu.storage.remote.readahead import ReadAheadFile
-from napari_wsigpu.storage.remote.source import RemoteSource
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
 from napari_wsigpu.storage.remote.url import file_name, is_supported, public_url
 from napari_wsigpu.storage.stream import StreamSource
 
@@ -30,30 +31,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
-    class OpenFile(Protocol):
-        """A file of fsspec that was not opened yet."""
+    from fsspec.spec import AbstractFileSystem
 
-        fs: Any
+    class OpenFile(Protocol):
+        """An fsspec file that is not open yet."""
+
+        fs: AbstractFileSystem
         path: str
 
     Filename = str | os.PathLike[str] | IO[bytes] | OpenFile
 
 
 class TiffFileError(SlideError, tifffile.TiffFileError):
-    """The file is no slide, or a damaged one."""
+    """The file is not a slide, or it is damaged."""
 
 
-class Place(NamedTuple):
-    """Where a file is: the path or URL of one that is opened by it, or a stream.
+class SlideInput(NamedTuple):
+    """A slide to open: a path or URL, or a stream.
 
     Attributes
     ----------
     path : str
-        Its path, URL or name.
+        Path, URL, or name of the stream.
     stream : IO of bytes or None
-        The stream that it is read by.
+        The stream to read, if the file is not opened by its path.
     owned : bool
-        Whether nobody else uses the stream.
+        Whether the slide closes the stream.
     """
 
     path: str
@@ -64,61 +67,61 @@ class Place(NamedTuple):
         return public_url(self.path)
 
 
-def find(filename: Filename, storage_options: Mapping[str, Any] | None) -> Place:
-    """Return where a file is; what only fsspec knows is opened.
+def resolve_input(filename: Filename, storage_options: Mapping[str, object] | None) -> SlideInput:
+    """Return the input for a file name; files that only fsspec can read are opened.
 
     Parameters
     ----------
-    filename : str, PathLike, fsspec's OpenFile or IO of bytes
+    filename : str, PathLike, fsspec.core.OpenFile or IO of bytes
         The file.
     storage_options : Mapping, optional
-        For fsspec's file system, where `filename` is a URL.
+        Options of the fsspec file system if `filename` is a URL.
 
     Raises
     ------
     NotASlideError
-        If it is nothing of that kind.
+        If `filename` has an unsupported type.
     SlideError
-        If there is no such file, or it can't be opened.
+        If the file does not exist or cannot be opened.
     """
     if isinstance(filename, str | os.PathLike):
-        return _find_path(os.fspath(filename), storage_options or {})
+        return _resolve_path(os.fspath(filename), storage_options or {})
     if storage_options:
-        warn("storage_options are of no use with an open file", UserWarning, stacklevel=4)
+        warn("storage_options are ignored for an open file", UserWarning, stacklevel=4)
     if hasattr(filename, "seek") and hasattr(filename, "read"):
         stream = cast("IO[bytes]", filename)
         path = _path_of(stream)
-        return Place(path) if path else Place(_name_of(stream), stream)
+        return SlideInput(path) if path else SlideInput(_name_of(stream), stream)
     if hasattr(filename, "fs") and hasattr(filename, "path"):
-        return _find_in(filename.fs, filename.path)
-    raise NotASlideError(f"{filename!r} is no path, URL or open file; give the name of a slide.")
+        return _resolve_fsspec(filename.fs, filename.path)
+    raise NotASlideError(f"{filename!r} is not a path, URL or open file; pass one for a slide.")
 
 
-def _find_path(path: str, options: Mapping[str, Any]) -> Place:
+def _resolve_path(path: str, options: Mapping[str, object]) -> SlideInput:
     if not options and (is_supported(path) or ("://" not in path and "::" not in path)):
-        return Place(path)
+        return SlideInput(path)
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingPackageError(
-            f"'{public_url(path)}' is read by fsspec, which can't be imported; pip install fsspec."
+            f"'{public_url(path)}' needs fsspec, which cannot be imported; run pip install fsspec."
         ) from error
     try:
-        return _find_in(*url_to_fs(path, **options))
-    except (ImportError, ValueError) as error:  # a protocol that it does not know
+        return _resolve_fsspec(*url_to_fs(path, **options))
+    except (ImportError, ValueError) as error:  # an unknown protocol
         raise UnsupportedSlideError(
-            f"'{public_url(path)}' can't be read by fsspec ({error}); download the file."
+            f"fsspec cannot read '{public_url(path)}' ({error}); download the file."
         ) from error
 
 
-def _find_in(system: Any, path: str) -> Place:
-    """Return a file of one of fsspec's file systems."""
+def _resolve_fsspec(system: AbstractFileSystem, path: str) -> SlideInput:
+    """Return the input for a path in an fsspec file system."""
     from fsspec.implementations.local import LocalFileSystem
 
     if isinstance(system, LocalFileSystem):
-        return Place(path)
+        return SlideInput(path)
     try:
-        return Place(file_name(path), system.open(path, "rb"), owned=True)
+        return SlideInput(file_name(path), system.open(path, "rb"), owned=True)
     except FileNotFoundError:
         raise SlideNotFoundError(f"There is no file '{file_name(path)}'; check the path.") from None
     except OSError as error:
@@ -126,7 +129,10 @@ def _find_in(system: Any, path: str) -> Place:
 
 
 def _path_of(stream: IO[bytes]) -> str | None:
-    """Return the path of a local file that a stream reads; None if its name is no longer its."""
+    """Return the path of the local file that a stream reads.
+
+    Returns None if it reads no local file, or if the path now names another file.
+    """
     if not isinstance(stream, BufferedReader | FileIO) or not isinstance(stream.name, str):
         return None
     try:
@@ -144,52 +150,55 @@ def _name_of(stream: IO[bytes]) -> str:
     return "a stream"
 
 
-def open_place(place: Place) -> Slide:
+def open_input(source: SlideInput) -> Slide:
     """Open a slide.
 
     Raises
     ------
     TiffFileError
-        If it is none, or a damaged one.
+        If the file is not a slide, or it is damaged.
     SlideError
-        If it can't be read.
+        If the slide cannot be read.
     """
     try:
-        if place.stream is None:
-            return open_slide(place.path)
-        source = StreamSource(place.stream, place.path, owned=place.owned)
+        if source.stream is None:
+            slide = open_slide(source.path)
+            if slide.vendor == VENDOR:
+                slide.close()
+                raise TiffFileError(f"'{source}' is not a TIFF file; use NotTiffSlide.")
+            return slide
+        stream = StreamSource(source.stream, source.path, owned=source.owned)
         try:
-            layout = describe_source(source, source.size, place.path)
-            return Slide(layout, source=source)
+            return Slide(describe_source(stream, stream.size, source.path), source=stream)
         except SlideError:
-            source.close()
+            stream.close()
             raise
     except (NotASlideError, CorruptSlideError, UnsupportedSlideError) as error:
         raise TiffFileError(str(error)) from error
 
 
-def open_tifffile(place: Place, **options: Any) -> tifffile.TiffFile:
-    """Open a slide by tifffile, whose options these are.
+def open_tifffile(slide_input: SlideInput, **options: Any) -> tifffile.TiffFile:
+    """Open a slide with tifffile; `options` are passed to `tifffile.TiffFile`.
 
     Raises
     ------
     TiffFileError
-        If it is no TIFF file.
+        If the file is not a TIFF file.
     SlideError
-        If it can't be read.
+        If the file cannot be read.
     """
-    file: str | IO[bytes] = place.path
-    if place.stream is not None or is_supported(place.path):
+    file: str | IO[bytes] = slide_input.path
+    if slide_input.stream is not None or is_supported(slide_input.path):
         source = (
-            RemoteSource.connect(place.path)
-            if place.stream is None
-            else StreamSource(place.stream, place.path)
+            RemoteSource.connect(slide_input.path)
+            if slide_input.stream is None
+            else StreamSource(slide_input.stream, slide_input.path)
         )
-        file = cast("IO[bytes]", ReadAheadFile(source, source.size, str(place)))
-        options = {"name": file_name(place.path)} | options
+        file = cast("IO[bytes]", ReadAheadFile(source, source.size, str(slide_input)))
+        options = {"name": file_name(slide_input.path)} | options
     try:
         return tifffile.TiffFile(file, **options)
     except tifffile.TiffFileError as error:
-        raise TiffFileError(f"'{place}' is no TIFF file; use its `slide`.") from error
+        raise TiffFileError(f"'{slide_input}' is not a TIFF file; use `.slide`.") from error
     except OSError as error:
-        raise file_error(str(place), error) from error
+        raise file_error(str(slide_input), error) from error

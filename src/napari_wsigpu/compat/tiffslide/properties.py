@@ -1,8 +1,8 @@
-"""Metadata of a slide as tiffslide names it: one flat mapping, of numbers where they are."""
+"""Metadata of a slide as tiffslide properties: a flat mapping of numbers and strings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.compat.openslide.properties import bounds_of, flat, levels_of
 from napari_wsigpu.compat.shared import mpp_of
@@ -10,18 +10,17 @@ from napari_wsigpu.compat.shared import mpp_of
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import SlideLayout
 
-AXES = "tiffslide.series-axes"
-# Vendors whose image description is the comment.
+# Vendors for which tiffslide reports the image description as a comment.
 COMMENTING_VENDORS = ("aperio", "leica")
 
 
-def tiffslide_properties(layout: SlideLayout) -> dict[str, Any]:
-    """Return what tiffslide says of a slide, by its names; None is what the file doesn't say."""
+def tiffslide_properties(layout: SlideLayout) -> dict[str, object]:
+    """Return the properties that tiffslide reports for a slide; None for unknown values."""
     tags = dict(layout.metadata.get("tiff", {}))
     description = tags.get("ImageDescription", "")
     comments = layout.vendor in COMMENTING_VENDORS
     mpp_x, mpp_y = mpp_of(layout) or (None, None)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "tiffslide.comment": description if comments else None,
         "tiffslide.vendor": None if layout.vendor == "generic-tiff" else layout.vendor,
         "tiffslide.quickhash-1": None,
@@ -48,18 +47,18 @@ def tiffslide_properties(layout: SlideLayout) -> dict[str, Any]:
         found["tiff.XResolution"] = tags["XResolution"]
         found["tiff.YResolution"] = tags.get("YResolution", tags["XResolution"])
     found["tiffslide.series-index"] = 0
-    found[AXES] = axes_of(layout)
+    found["tiffslide.series-axes"] = axes_of(layout)
     return found | dict(levels_of(layout, "tiffslide"))
 
 
 def axes_of(layout: SlideLayout) -> str:
-    """Return the axes of the arrays of a slide, by tifffile's letters."""
+    """Return the axes of a slide's arrays in tifffile's letters."""
     if layout.rgb:
         return "YXS"
     return "CYX" if layout.levels[0].channels > 1 else "YX"
 
 
-def _typed(text: str) -> Any:
+def _typed(text: str) -> int | float | str:
     for kind in (int, float):
         try:
             return kind(text)

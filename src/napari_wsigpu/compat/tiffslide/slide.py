@@ -1,38 +1,42 @@
-"""`TiffSlide`: an open slide by tiffslide's names, read by `Slide`."""
+"""`TiffSlide`: tiffslide's interface on top of `Slide`."""
 
 from __future__ import annotations
 
 import weakref
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any, Literal, overload
+from typing import IO, TYPE_CHECKING, Literal, overload
 from warnings import warn
 
 import numpy as np
 import tifffile
 from PIL import Image, ImageCms
 
-from napari_wsigpu.compat.shared import Items, OpenedSlide, truncated
+from napari_wsigpu.compat.shared import LazyMapping, OpenedSlide, truncated
 from napari_wsigpu.compat.tiffslide.files import (
-    Place,
+    SlideInput,
     TiffFileError,
-    find,
-    open_place,
+    open_input,
     open_tifffile,
+    resolve_input,
 )
-from napari_wsigpu.compat.tiffslide.properties import AXES, tiffslide_properties
-from napari_wsigpu.model.errors import LevelError, RegionError, SlideError, SlideNotFoundError
+from napari_wsigpu.compat.tiffslide.properties import axes_of, tiffslide_properties
+from napari_wsigpu.model.errors import RegionError, SlideError, SlideNotFoundError
 from napari_wsigpu.model.geometry import computed_once
-from napari_wsigpu.slide.slide import blank
+from napari_wsigpu.slide.containers import no_level
+from napari_wsigpu.slide.slide import clear_missing
 from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import zarr
     from numpy.typing import NDArray
 
     from napari_wsigpu.compat.tiffslide.files import Filename
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.geometry import Pair
 
-    Pair = tuple[int, int]
+    Kwargs = Mapping[str, object] | None
 
 
 class TiffSlide(OpenedSlide):
@@ -40,63 +44,55 @@ class TiffSlide(OpenedSlide):
 
     Parameters
     ----------
-    filename : str, PathLike, fsspec's OpenFile or IO of bytes
-        Its path, its URL, or the file itself, which must stay open. Files that are no local ones
-        and lie on no server that `napari_wsigpu.open_slide` knows are read by fsspec.
+    filename : str, PathLike, fsspec.core.OpenFile or IO of bytes
+        Path, URL, or the file itself, which must stay open. URLs that `napari_wsigpu.open_slide`
+        does not support are read with fsspec.
     tifffile_options : Mapping, optional
-        For `ts_tifffile`.
+        Options for `ts_tifffile`.
     storage_options : Mapping, optional
-        For fsspec, where `filename` is a URL.
+        Options for fsspec if `filename` is a URL.
 
     Attributes
     ----------
     slide : Slide
-        The slide by this package's own names.
+        The underlying slide.
 
     Raises
     ------
     TiffFileError
-        If the file is no slide, or a damaged one (a ``tifffile.TiffFileError``).
+        If the file is not a slide or is damaged (a ``tifffile.TiffFileError``).
     SlideError
-        If it is not there (a ``FileNotFoundError``) or can't be read (an ``OSError``).
+        If the file does not exist (a ``FileNotFoundError``) or cannot be read (an ``OSError``).
     """
 
     def __init__(
-        self,
-        filename: Filename,
-        *,
-        tifffile_options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, filename: Filename, *, tifffile_options: Kwargs = None, storage_options: Kwargs = None
     ) -> None:
-        self._place = self._found(filename, storage_options)
+        self._input = self._resolved(filename, storage_options)
         self._options = dict(tifffile_options or {})
-        self.slide = open_place(self._place)
-        # Code for tiffslide seldom closes its slides.
+        self.slide = open_input(self._input)
+        # Code written for tiffslide often never closes its slides.
         self._close = weakref.finalize(self, self.slide.close)
 
     @staticmethod
-    def _found(filename: Filename, storage_options: Mapping[str, Any] | None) -> Place:
-        return find(filename, storage_options)
+    def _resolved(filename: Filename, storage_options: Kwargs) -> SlideInput:
+        return resolve_input(filename, storage_options)
 
     def close(self) -> None:
-        """Let go of the file; may be called twice. A stream that was given stays open."""
+        """Close the file; further calls do nothing. A stream that was passed in stays open."""
         file = self.__dict__.pop("ts_tifffile", None)
         if file is not None:
             file.close()
         self._close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({file_name(self._place.path)!r})"
+        return f"{type(self).__name__}({file_name(self._input.path)!r})"
 
     @classmethod
     def detect_format(
-        cls,
-        filename: Filename,
-        *,
-        tifffile_options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        cls, filename: Filename, *, tifffile_options: Kwargs = None, storage_options: Kwargs = None
     ) -> str | None:
-        """Return the vendor of a slide; None if the file is no slide."""
+        """Return the vendor of a slide, or None if the file is not a slide."""
         try:
             with cls(filename, storage_options=storage_options) as slide:
                 return slide.slide.vendor
@@ -105,14 +101,14 @@ class TiffSlide(OpenedSlide):
 
     @computed_once
     def ts_tifffile(self) -> tifffile.TiffFile:
-        """The file as tifffile opens it.
+        """The file, opened with tifffile.
 
         Raises
         ------
         TiffFileError
-            If it is no TIFF file.
+            If the file is not a TIFF file.
         """
-        return open_tifffile(self._place, **self._options)
+        return open_tifffile(self._input, **self._options)
 
     @property
     def level_count(self) -> int:
@@ -126,41 +122,41 @@ class TiffSlide(OpenedSlide):
 
     @property
     def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one of each level spans."""
+        """Downsample of each level relative to level 0."""
         return self.slide.level_downsamples
 
     @computed_once
-    def properties(self) -> dict[str, Any]:
-        """All metadata by tiffslide's names; None is what the file doesn't say."""
+    def properties(self) -> dict[str, object]:
+        """All metadata under tiffslide's property names; None for unknown values."""
         return tiffslide_properties(self.slide.layout)
 
     @computed_once
     def associated_images(self) -> Mapping[str, Image.Image]:
-        """The pictures beside the slide by name, decoded when they are asked for."""
-        pictures = self.slide.associated_images
-        return Items(
-            "associated images", lambda: pictures, lambda name: _image(pictures[name].read())
+        """Associated images by name, decoded on access."""
+        images = self.slide.associated_images
+        return LazyMapping(
+            "associated images", lambda: images, lambda key: _image(images[key].read())
         )
 
     @property
     def color_profile(self) -> ImageCms.ImageCmsProfile | None:
-        """The ICC profile of the pixels; None where there is none."""
+        """ICC profile of the pixels, or None."""
         profile = self.slide.icc_profile
         return None if profile is None else ImageCms.getOpenProfile(BytesIO(profile))
 
     @computed_once
-    def zarr_group(self) -> Any:
-        """The levels as read-only arrays of Zarr, by their numbers, with the slide's axes."""
+    def zarr_group(self) -> zarr.Group:
+        """The levels as a group of read-only Zarr arrays, named by their numbers."""
         import zarr
 
         from napari_wsigpu.compat.zarr_store import SlideStore
 
-        axes = self.properties[AXES].lower().replace("s", "c")
+        axes = axes_of(self.slide.layout).lower().replace("s", "c")
         return zarr.open_group(SlideStore(self.slide, axes), mode="r")
 
     @property
-    def ts_zarr_grp(self) -> Any:
-        """The same as `zarr_group`."""
+    def ts_zarr_grp(self) -> zarr.Group:
+        """Alias of `zarr_group`."""
         return self.zarr_group
 
     @overload
@@ -183,7 +179,7 @@ class TiffSlide(OpenedSlide):
         *,
         as_array: Literal[True],
         padding: bool = True,
-    ) -> NDArray[Any]: ...
+    ) -> Array: ...
 
     def read_region(
         self,
@@ -193,8 +189,8 @@ class TiffSlide(OpenedSlide):
         *,
         as_array: bool = False,
         padding: bool = True,
-    ) -> Image.Image | NDArray[Any]:
-        """Read a rectangle.
+    ) -> Image.Image | Array:
+        """Read a region.
 
         Parameters
         ----------
@@ -208,67 +204,61 @@ class TiffSlide(OpenedSlide):
         as_array : bool
             Return an array of shape (height, width, channels).
         padding : bool
-            Keep the size of a region that reaches beyond the level.
+            Whether to pad a region that extends beyond the level instead of cropping it.
 
         Returns
         -------
         PIL.Image.Image or ndarray
-            0 where the file holds no pixels.
+            The region; 0 where the file has no pixels.
 
         Raises
         ------
         LevelError
-            If there is no such level (an ``IndexError``), without `padding`.
+            If the level does not exist (an ``IndexError``) and `padding` is false.
         SlideError
             As `Slide.read_region` does.
         """
-        pixels = self._region(
-            (int(location[0]), int(location[1])), level, (int(size[0]), int(size[1])), padding
-        )
+        (x, y), (width, height) = map(int, location), map(int, size)
+        pixels = self._region((x, y), level, (width, height), padding)
         return pixels if as_array else self._with_profile(_image(pixels))
 
-    def _region(self, location: Pair, level: int, size: Pair, padding: bool) -> NDArray[Any]:
+    def _region(self, location: Pair, level: int, size: Pair, padding: bool) -> Array:
         base = self.slide.layout.levels[0]
         inside = False
         if 0 <= level < self.level_count:
             start, corner = truncated(location, self.level_downsamples[level])
             ends = self.level_dimensions[level]
             lengths = [
-                max(0, min(whole, begin + length) - max(0, begin))
-                for whole, begin, length in zip(ends, start, size, strict=True)
+                max(0, min(whole, first + length) - max(0, first))
+                for whole, first, length in zip(ends, start, size, strict=True)
             ]
             inside = min(lengths) > 0
         elif not padding:
-            raise LevelError(
-                f"'{self._place}' has no level {level}; its levels are 0 to {self.level_count - 1}."
-            )
+            raise no_level(str(self._input), level, self.level_count)
         if not inside:
             if padding:
-                warn(
-                    f"{size} pixels of level {level} at {location} are out-of-bounds: all 0",
-                    UserWarning,
-                    stacklevel=3,
-                )
+                text = f"{size} pixels of level {level} at {location} are out-of-bounds: all zero"
+                warn(text, UserWarning, stacklevel=3)
             width, height = size if padding else lengths
             return np.zeros((height, width, base.channels), base.dtype)
         if not padding:
             step = self.level_downsamples[level]
-            begins = [max(0, begin) * step for begin in start]
-            corner, size = (round(begins[0]), round(begins[1])), (lengths[0], lengths[1])
-        pixels: NDArray[Any] = self.slide.read_region(corner, size, level)
-        blank(pixels, self.slide, corner, level)
+            left, top = (max(0, first) * step for first in start)
+            corner, size = (round(left), round(top)), (lengths[0], lengths[1])
+        pixels: Array = self.slide.read_region(corner, size, level)
+        clear_missing(pixels, self.slide, corner, level)
         return pixels
 
     def get_thumbnail(self, size: Pair, *, use_embedded: bool = False) -> Image.Image:
-        """Return the whole slide as an image that fits into (width, height).
+        """Return the whole slide as an image of at most `size` pixels.
 
         Parameters
         ----------
         size : tuple of int
-            (width, height) at most.
+            Maximum (width, height).
         use_embedded : bool
-            Make it from the file's own thumbnail, if that is large enough, and smaller than the
-            level that fits.
+            Use the file's own thumbnail if it is large enough and smaller than the level that would
+            be read otherwise.
         """
         factor = max(whole / most for whole, most in zip(self.dimensions, size, strict=True))
         level = self.get_best_level_for_downsample(factor)
@@ -278,7 +268,7 @@ class TiffSlide(OpenedSlide):
             image = self.read_region((0, 0), level, (columns, rows))
         try:
             image.thumbnail(size, Image.Resampling.LANCZOS)
-        except ValueError:  # Pillow averages no 16 bit pixels
+        except ValueError:  # Pillow cannot average 16-bit pixels
             image.thumbnail(size, Image.Resampling.NEAREST)
         return self._with_profile(image)
 
@@ -290,40 +280,35 @@ class TiffSlide(OpenedSlide):
 
 
 class NotTiffSlide(TiffSlide):
-    """A flat image as a slide of one level, decoded when it is opened; see `TiffSlide`.
+    """A flat image with the interface of `TiffSlide`, decoded on opening.
 
     Raises
     ------
     TiffFileError
-        If Pillow can't decode it.
+        If Pillow cannot decode the file.
     """
 
     @staticmethod
-    def _found(filename: Filename, storage_options: Mapping[str, Any] | None) -> Place:
-        place = find(filename, storage_options)
+    def _resolved(filename: Filename, storage_options: Kwargs) -> SlideInput:
+        found = resolve_input(filename, storage_options)
         try:
-            with Image.open(place.stream or place.path) as image:
+            with Image.open(found.stream or found.path) as image:
                 pixels = np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
         except FileNotFoundError as error:
-            raise SlideNotFoundError(f"There is no file '{place}'; check the path.") from error
+            raise SlideNotFoundError(f"There is no file '{found}'; check the path.") from error
         except (OSError, ValueError) as error:
-            raise TiffFileError(
-                f"'{place}' is no image that Pillow can decode ({error}); choose another file."
-            ) from error
-        return Place(place.path, _as_tiff(pixels), owned=True)
+            reason = f"Pillow cannot decode '{found}' ({error})"
+            raise TiffFileError(f"{reason}; choose another file.") from error
+        return SlideInput(found.path, _as_tiff(pixels), owned=True)
 
     @classmethod
     def detect_format(
-        cls,
-        filename: Filename,
-        *,
-        tifffile_options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        cls, filename: Filename, *, tifffile_options: Kwargs = None, storage_options: Kwargs = None
     ) -> str | None:
-        """Return Pillow's name of the format of a file; None if it is no image."""
+        """Return Pillow's name of a file's format, or None if it is not an image."""
         try:
-            place = find(filename, storage_options)
-            with Image.open(place.stream or place.path) as image:
+            found = resolve_input(filename, storage_options)
+            with Image.open(found.stream or found.path) as image:
                 return image.format
         except (OSError, ValueError, SlideError):
             return None
@@ -331,20 +316,14 @@ class NotTiffSlide(TiffSlide):
 
 def _as_tiff(pixels: NDArray[np.uint8]) -> IO[bytes]:
     stream = BytesIO()
-    tifffile.imwrite(
-        stream,
-        pixels,
-        tile=(256, 256),
-        photometric="rgb" if pixels.ndim > 2 else "minisblack",
-        metadata=None,
-    )
+    photometric = "rgb" if pixels.ndim > 2 else "minisblack"
+    tifffile.imwrite(stream, pixels, tile=(256, 256), photometric=photometric, metadata=None)
     return stream
 
 
-def _image(pixels: NDArray[Any]) -> Image.Image:
+def _image(pixels: Array) -> Image.Image:
     channels = pixels.shape[2]
     if channels not in (1, 3, 4) or (channels > 1 and pixels.dtype != np.uint8):
-        raise RegionError(
-            f"{channels} channels of {pixels.dtype} make no image; use as_array=True."
-        )
+        kind = f"{channels} channels of {pixels.dtype}"
+        raise RegionError(f"Pillow has no type for {kind}; use as_array=True.")
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)

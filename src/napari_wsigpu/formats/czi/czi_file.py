@@ -1,4 +1,8 @@
-"""Segments of a Zeiss CZI file: where its subblocks, metadata and attachments lie."""
+"""Read the structure of a Zeiss CZI file: its subblocks, metadata and attachments.
+
+A CZI file is a sequence of segments, each with a header of 32 bytes: a name and two sizes. Zeiss
+calls the images of a mosaic *subblocks*.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -47,18 +50,20 @@ ATTACHMENT = np.dtype(
 
 @dataclass(frozen=True)
 class Subblocks:
-    """Entries of the directory; each an ndarray of int64, one entry a subblock.
+    """The directory of subblocks, as arrays of int64 of shape (subblocks,).
 
     Attributes
     ----------
-    pixel_type, position, compression
-        Numbers of the format, and where the segment is in the file.
+    pixel_type, compression
+        Codes of the format.
+    position
+        Offset of the segment in the file.
     starts : Mapping of str to ndarray
-        Where it begins along each of `LETTERS`; 0 where it doesn't say.
+        Start along each dimension of `LETTERS`; 0 if it is not stated.
     width, height
-        What it spans, in pixels of level 0.
+        Size in pixels of level 0.
     stored_width, stored_height
-        What is stored of it, in pixels of its own.
+        Size of the stored image.
     """
 
     pixel_type: Integers
@@ -73,8 +78,8 @@ class Subblocks:
     def __len__(self) -> int:
         return len(self.position)
 
-    def __getitem__(self, chosen: NDArray[Any]) -> Subblocks:
-        """Return some of them."""
+    def __getitem__(self, chosen: Integers | NDArray[np.bool_]) -> Subblocks:
+        """Select subblocks by index or mask."""
         return Subblocks(
             self.pixel_type[chosen],
             self.position[chosen],
@@ -88,7 +93,7 @@ class Subblocks:
 
 
 class Attachment(NamedTuple):
-    """A file in the file: its name, its kind, where it begins, and its size."""
+    """A file within the file; offset and size are in bytes."""
 
     name: str
     kind: str
@@ -97,16 +102,16 @@ class Attachment(NamedTuple):
 
 
 class CziFile:
-    """Reads the structure of a CZI file, or of one that is attached to it.
+    """Reads the structure of a CZI file, or of a CZI file attached to another.
 
     Parameters
     ----------
     file : file object
-        Open for reading.
+        The file, open for reading. The caller owns and closes it.
     size : int
         The file's size in bytes.
     base : int
-        Where it begins.
+        Offset of the CZI file within `file`.
 
     Raises
     ------
@@ -118,43 +123,43 @@ class CziFile:
         self._file, self._size, self._base = file, size, base
         head = self._segment(0, MAGIC, 80)
         self.directory, self.metadata = (
-            int.from_bytes(head[place : place + 8], "little", signed=True) for place in (52, 60)
+            int.from_bytes(head[start : start + 8], "little", signed=True) for start in (52, 60)
         )
         self.attachments = int.from_bytes(head[72:80], "little", signed=True)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes; offsets count from where this CZI begins.
+        """Return `length` bytes at an offset from the start of this CZI file.
 
         Raises
         ------
         ValueError
-            If the file ends before.
+            If they extend beyond the end of the file.
         """
         if offset < 0 or length < 0 or self._base + offset + length > self._size:
-            raise ValueError("it is cut off, or refers to what lies beyond its end")
+            raise ValueError("it is truncated, or an offset lies beyond its end")
         self._file.seek(self._base + offset)
         data = self._file.read(length)
         if len(data) < length:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         return data
 
     def subblocks(self) -> Subblocks:
         """Return the directory of subblocks."""
         if self.directory <= 0:
-            raise ValueError("it has no directory of its pictures, as if it was never finished")
+            raise ValueError("it has no directory of images; writing it may have been interrupted")
         head = self._segment(self.directory, b"ZISRAWDIRECTORY", 128)
         count = int.from_bytes(head[:4], "little", signed=True)
         used = int.from_bytes(self.read(self.directory + 24, 8), "little", signed=True)
         if not 0 < count <= MOST_SUBBLOCKS or not 0 < used <= LARGEST_DIRECTORY:
-            raise ValueError(f"its directory is said to hold {count} pictures")
+            raise ValueError(f"its directory claims {count} images")
         data = np.frombuffer(self.read(self.directory + SEGMENT + 128, used - 128), np.uint8)
-        places, dimensions = _entries(data.tobytes(), count)
-        return _parsed(data, places, dimensions)
+        starts, dimensions = _entries(data.tobytes(), count)
+        return _parsed(data, starts, dimensions)
 
     def payloads(self, positions: Integers) -> tuple[Integers, Integers]:
-        """Return where the pixels of subblocks lie in the whole file, and how many bytes they are.
+        """Return the byte range of each subblock's pixels: offsets in the whole file, and lengths.
 
-        Of a subblock that is not there as a whole the length is 0, and the offset the file's end.
+        An incomplete subblock gets the length 0 and the offset of the file's end.
         """
         offsets, lengths = np.full_like(positions, self._size), np.zeros_like(positions)
         for index, position in enumerate(positions.tolist()):
@@ -167,70 +172,71 @@ class CziFile:
             entries = int.from_bytes(head[44:48], "little", signed=True)
             if not 0 <= entries <= MOST_DIMENSIONS or metadata < 0:
                 continue
-            begin = self._base + position + SEGMENT + max(256, 48 + 20 * entries) + metadata
-            if 0 < size <= self._size - begin:
-                offsets[index], lengths[index] = begin, size
+            start = self._base + position + SEGMENT + max(256, 48 + 20 * entries) + metadata
+            if 0 < size <= self._size - start:
+                offsets[index], lengths[index] = start, size
         return offsets, lengths
 
     def xml(self) -> str:
-        """Return the metadata; an empty text if there is none."""
+        """Return the XML metadata; an empty string if there is none."""
         if self.metadata <= 0:
             return ""
         head = self._segment(self.metadata, b"ZISRAWMETADATA", 8)
         size = int.from_bytes(head[:4], "little", signed=True)
         if not 0 <= size <= LARGEST_METADATA:
-            raise ValueError("its metadata are too long")
+            raise ValueError("its metadata is too long")
         return self.read(self.metadata + SEGMENT + 256, size).decode("utf-8", "replace")
 
     def attached(self) -> Iterator[Attachment]:
-        """Yield the files that are attached."""
+        """Yield the attached files."""
         if self.attachments <= 0:
             return
         head = self._segment(self.attachments, b"ZISRAWATTDIR", 4)
         count = int.from_bytes(head[:4], "little", signed=True)
         if not 0 <= count <= MOST_ATTACHMENTS:
-            raise ValueError(f"it is said to have {count} attachments")
+            raise ValueError(f"it claims {count} attachments")
         data = self.read(self.attachments + SEGMENT + 256, count * ATTACHMENT.itemsize)
         for entry in np.frombuffer(data, ATTACHMENT):
             position = int(entry["position"])
-            begin = self._segment(position, b"ZISRAWATTACH", 4)
-            size = int.from_bytes(begin[:4], "little", signed=True)
+            head = self._segment(position, b"ZISRAWATTACH", 4)
+            size = int.from_bytes(head[:4], "little", signed=True)
             kind, name = (entry[key].decode("utf-8", "replace") for key in ("kind", "name"))
             yield Attachment(name, kind, self._base + position + SEGMENT + 256, max(size, 0))
 
     def _segment(self, offset: int, name: bytes, length: int) -> bytes:
-        """Return the begin of what a segment of that name holds."""
+        """Return the first bytes of a segment's content; its name must match."""
         data = self.read(offset, SEGMENT + length)
         if data[:16].rstrip(b"\0") != name:
-            raise ValueError(f"where {name.decode()} should be is something else")
+            raise ValueError(f"the segment {name.decode()} is missing")
         return data[SEGMENT:]
 
 
 def _entries(data: bytes, count: int) -> tuple[Integers, Integers]:
-    """Return where each entry begins, and of how many dimensions it is."""
-    places, dimensions = [], []
-    place = 0
+    """Return the start and the number of dimensions of each entry of a directory."""
+    offsets, dimensions = [], []
+    offset = 0
     for _ in range(count):
-        number = int.from_bytes(data[place + 28 : place + 32], "little", signed=True)
-        if data[place : place + 2] != b"DV" or not 0 < number <= MOST_DIMENSIONS:
-            raise ValueError("its directory of pictures is damaged")
-        places.append(place)
+        number = int.from_bytes(data[offset + 28 : offset + 32], "little", signed=True)
+        if data[offset : offset + 2] != b"DV" or not 0 < number <= MOST_DIMENSIONS:
+            raise ValueError("its directory of images is damaged")
+        offsets.append(offset)
         dimensions.append(number)
-        place += 32 + 20 * number
-    if place > len(data):
-        raise ValueError("its directory of pictures is cut off")
-    return np.array(places, np.int64), np.array(dimensions, np.int64)
+        offset += 32 + 20 * number
+    if offset > len(data):
+        raise ValueError("its directory of images is truncated")
+    return np.array(offsets, np.int64), np.array(dimensions, np.int64)
 
 
-def _parsed(data: NDArray[np.uint8], places: Integers, dimensions: Integers) -> Subblocks:
+def _parsed(data: NDArray[np.uint8], offsets: Integers, dimensions: Integers) -> Subblocks:
+    """Parse the entries at these offsets, all with the same number of dimensions at once."""
     names = ("pixel_type", "position", "compression", "part")
-    found = {name: np.zeros(len(places), np.int64) for name in names}
-    starts = {letter: np.zeros(len(places), np.int64) for letter in LETTERS}
-    sizes = {key: np.zeros(len(places), np.int64) for key in ("X", "Y", "stored X", "stored Y")}
+    found = {name: np.zeros(len(offsets), np.int64) for name in names}
+    starts = {letter: np.zeros(len(offsets), np.int64) for letter in LETTERS}
+    sizes = {key: np.zeros(len(offsets), np.int64) for key in ("X", "Y", "stored X", "stored Y")}
     for count in np.unique(dimensions).tolist():
         kind = np.dtype([*ENTRY, ("dimensions", DIMENSION, (count,))])
         chosen = np.flatnonzero(dimensions == count)
-        table = data[places[chosen, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
+        table = data[offsets[chosen, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
         for name in names:
             found[name][chosen] = table[name]
         for slot in table["dimensions"].T:

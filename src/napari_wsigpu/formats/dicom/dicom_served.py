@@ -1,11 +1,10 @@
-"""DICOM slides on servers: a file, and what a server that gives lists has beside it."""
+"""DICOM slides on servers: one file, or a folder if the server can list its files."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -16,26 +15,26 @@ from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.remote.connection import Connection
 from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
+from napari_wsigpu.storage.remote.remote_source import HEAD, RemoteSource
 from napari_wsigpu.storage.remote.served import ServedFile
-from napari_wsigpu.storage.remote.source import HEAD, RemoteSource
-from napari_wsigpu.storage.remote.url import gives_lists, public_url
+from napari_wsigpu.storage.remote.url import public_url, supports_listing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from napari_wsigpu.formats.dicom.dicom_instance import Named
     from napari_wsigpu.model.layout import SlideLayout
 
 ALONE = (
-    "Only this file of its series is shown, as its server gives no list in which others, such as "
-    "smaller levels, could be found."
+    "Only this file of its series is shown, because the server doesn't list the folder; other "
+    "files, such as smaller levels, may exist."
 )
-ENDINGS = (".dcm", "")
-# Files whose begin is read.
+# Number of files in a folder whose first bytes are requested.
 MOST_FILES = 256
 
 
-def parse_alone(file: ServedFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe what one file holds of a slide.
+def parse_alone(file: ServedFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE) -> SlideLayout:
+    """Describe the part of a slide that one file holds.
 
     Raises
     ------
@@ -49,21 +48,22 @@ def parse_alone(file: ServedFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideL
 
 
 def parse_series(
-    url: str, at: Mapping[str, int] = tiff.MIDDLE, *, is_folder: bool = False
+    url: str, at: Mapping[str, int] = tiff.DEFAULT_PLANE, *, is_folder: bool = False
 ) -> tuple[SlideLayout, RemoteFilesSource] | None:
-    """Describe the slide that a file on a server belongs to, or that a folder there holds.
+    """Describe the slide that a file on a server belongs to, or that a remote folder holds.
 
     Returns
     -------
-    SlideLayout and RemoteFilesSource
-        None if the server gives no list of the folder, or there is no such file in it.
+    (SlideLayout, RemoteFilesSource) or None
+        The layout, and the open source of its files, which the caller closes. None if the server
+        doesn't list the folder, or the folder doesn't hold the file.
 
     Raises
     ------
     SlideError
         As `dicom.parse` does.
     """
-    if not gives_lists(url):
+    if not supports_listing(url):
         return None
     folder, _, last = (f"{url.rstrip('/')}/" if is_folder else url).rpartition("/")
     name = unquote(last)
@@ -72,38 +72,36 @@ def parse_series(
     try:
         sources = _sources(connection, folder, name)
         if sources and (is_folder or sources[0].key == name):
-            found = _described(url, folder, sources, at, is_folder=is_folder)
+            found = _describe(url, folder, sources, at, is_folder=is_folder)
     finally:
-        if found is None:
+        if found is None:  # otherwise, the returned source owns the connection
             connection.close()
     return found
 
 
 def _sources(connection: Connection, folder: str, first: str) -> list[RemoteSource]:
-    """Return the files of slides in a folder, of which one comes first; none without a list."""
+    """Return sources of the slide files in a folder, the file `first` before the others.
+
+    The list is empty if the server doesn't list the folder.
+    """
     sources = []
     with suppress(SlideError):
-        names = filter(_may_be, connection.names().result())
-        asked = {
+        names = filter(dicom.may_be_dicom, connection.names().result())
+        # All requests are started before the first response is awaited.
+        responses = {
             name: connection.get(0, HEAD, name)
             for name in sorted(names, key=lambda name: (name != first, name))[:MOST_FILES]
         }
-        for name, answer in asked.items():
+        for name, response in responses.items():
             with suppress(SlideError):
-                begin = answer.result()
-                if dicom.is_wsi(bytes(begin.data[: dicom.FILE_META])):
+                head = response.result()
+                if dicom.is_wsi(bytes(head.data[: dicom.FILE_META])):
                     url = f"{folder}/{name}"
-                    sources.append(RemoteSource.begun(url, begin, connection, name))
+                    sources.append(RemoteSource.from_head(url, head, connection, name))
     return sources
 
 
-def _may_be(name: str) -> bool:
-    """Whether a file of that name may be DICOM: names may end in numbers, as those of UIDs do."""
-    ending = PurePosixPath(name).suffix.lower()
-    return ending in ENDINGS or ending[1:].isdigit()
-
-
-def _described(
+def _describe(
     url: str,
     folder: str,
     sources: Sequence[RemoteSource],
@@ -113,7 +111,7 @@ def _described(
 ) -> tuple[SlideLayout, RemoteFilesSource]:
     path = public_url(url)
     by_path = {public_url(source.url): source for source in sources[0 if is_folder else 1 :]}
-    if not is_folder:  # the URL may spell its name in another way than the list
+    if not is_folder:  # the URL may encode the name differently than the server's list
         by_path = {path: sources[0], **by_path}
     files = [
         ServedFile(source, SlideFile(name, source.size, 0)) for name, source in by_path.items()
@@ -123,12 +121,12 @@ def _described(
     parts = tuple((source.key, source.version) for source in shown)
     remote = RemoteFile(url, sha256(repr(parts).encode()).hexdigest(), folder, parts)
     others = [file for file in files if str(file) != path]
-    problems = tuple(_without_names(text, others) for text in layout.problems)
+    problems = tuple(without_names(text, others) for text in layout.problems)
     return replace(layout, remote=remote, problems=problems), RemoteFilesSource(shown)
 
 
-def _without_names(text: str, files: Sequence[ServedFile]) -> str:
-    """Return a sentence without the names of files, which can name a patient."""
+def without_names(text: str, files: Sequence[Named]) -> str:
+    """Replace the names of files in a message, because they may name a patient."""
     for file in files:
         text = text.replace(f"'{file}'", SIBLING).replace(f"'{file.name}'", SIBLING)
     return text

@@ -1,4 +1,8 @@
-"""3DHISTECH MIRAX: photos that lie where a camera took them, in files of a folder."""
+"""3DHISTECH MIRAX: camera photos at measured positions, in the data files of a folder.
+
+A photo is divided into images, which the data files hold. An image of a coarser level combines
+images of the level below, and may hold parts of several photos.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats.fields import LONGEST_TEXT, number, positive_number, whole_number
-from napari_wsigpu.formats.mirax.mirax_index import Index, Piece, read_positions
+from napari_wsigpu.formats.fields import LONGEST_TEXT, gray, number, positive_number, whole_number
+from napari_wsigpu.formats.mirax.mirax_index import DataFile, Index, read_positions
 from napari_wsigpu.formats.pictures import (
     JPEG_HEAD,
-    encoding,
     jpeg_color,
     jpeg_picture,
+    plain_encoding,
     side_by_side,
 )
 from napari_wsigpu.formats.tiff import tiff
@@ -32,7 +36,7 @@ from napari_wsigpu.model.layout import (
     TileGrid,
 )
 from napari_wsigpu.model.tags import BMP, COMPRESSION
-from napari_wsigpu.storage.files import FilesSource
+from napari_wsigpu.storage.files_source import FilesSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
     Sections = Mapping[str, Mapping[str, str]]
+    Records = dict[tuple[str, str], tuple[int, str]]
 
 INI, ENDING = "Slidedat.ini", ".mrxs"
 LARGEST_INI = 1 << 20
@@ -54,7 +59,7 @@ MOST_FILES, MOST_NAMES, MOST_LEVELS = 4096, 1024, 30
 FORMATS = {"JPEG": COMPRESSION.JPEG, "PNG": COMPRESSION.PNG, "BMP24": BMP}
 UNSHOWN = {"Slide filter level": "filter levels", "Microscope focus level": "focal planes"}
 POSITIONS, STITCHING = "VIMSLIDE_POSITION_BUFFER", "StitchingIntensityLayer"
-PICTURES = {
+ASSOCIATED = {
     "macro": ("ScanDataLayer_SlideThumbnail", "THUMBNAIL_IMAGE_TYPE"),
     "label": ("ScanDataLayer_SlideBarcode", "BARCODE_IMAGE_TYPE"),
     "thumbnail": ("ScanDataLayer_SlidePreview", "PREVIEW_IMAGE_TYPE"),
@@ -62,7 +67,7 @@ PICTURES = {
 
 
 class _Zoom(NamedTuple):
-    """What Slidedat.ini says of a level: its images are `concat` times reduced photos' parts."""
+    """A level in Slidedat.ini: its downsample, and the size and encoding of its images."""
 
     concat: int
     width: int
@@ -71,31 +76,32 @@ class _Zoom(NamedTuple):
 
 
 class _Camera(NamedTuple):
-    """How photos are cut into images, and where they lie.
+    """The division of photos into images, and the positions of photos.
 
     Attributes
     ----------
     images : tuple of (int, int)
-        How many images the slide has across and down.
+        Number of images on the slide, across and down.
     divisions : int
-        Into how many images a photo is cut, across as down.
+        Number of images per side of a photo.
     overlap : tuple of float
-        By how many pixels of level 0 photos overlap nominally, (x, y).
+        Nominal overlap of photos, (x, y) in pixels of level 0.
     corners : ndarray of int64, shape (down, across, 2)
-        Where each photo lies, (x, y) in pixels of level 0.
-    apart : bool
-        Whether photos lie anywhere, so that coarser images hold parts of several that don't join.
+        Upper left corner of each photo, (x, y) in pixels of level 0.
+    irregular : bool
+        Whether photos deviate from a seamless grid, so that the parts of several photos in a
+        coarser image must be placed separately.
     """
 
     images: tuple[int, int]
     divisions: int
     overlap: tuple[float, float]
     corners: Integers
-    apart: bool
+    irregular: bool
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a path is a slide's .mrxs file, its folder, or the Slidedat.ini there."""
+    """Whether a path is a slide's .mrxs file, its folder, or the Slidedat.ini in it."""
     if path.name == INI:
         return path.is_file()
     if not head:
@@ -110,7 +116,7 @@ def parse(path: Path) -> SlideLayout:
     if not (folder / INI).is_file():
         raise CorruptSlideError(
             f"'{path}' is a MIRAX slide whose folder '{folder.name}' with {INI} is missing; "
-            "put it beside the file."
+            "copy that folder next to the file."
         )
     try:
         return _parse(path, folder)
@@ -123,7 +129,7 @@ def parse(path: Path) -> SlideLayout:
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
         raise CorruptSlideError(
-            f"The MIRAX slide '{path}' can't be understood: {reason}; get a fresh copy of it."
+            f"The MIRAX slide '{path}' can't be read: {reason}; get a fresh copy of it."
         ) from error
 
 
@@ -131,24 +137,23 @@ def _parse(path: Path, folder: Path) -> SlideLayout:
     problems: list[str] = []
     sections = _sections(folder / INI)
     general, hierarchy = sections["GENERAL"], sections["HIERARCHICAL"]
-    files, pieces = _files(folder, sections["DATAFILE"], problems)
+    files, data_files = _files(folder, sections["DATAFILE"], problems)
     problems += _unshown(hierarchy)
-    index = Index.read(folder / _plain(hierarchy["INDEXFILE"]), general["SLIDE_ID"], pieces)
+    index_path = folder / _checked_name(hierarchy["INDEXFILE"])
+    index = Index.read(index_path, general["SLIDE_ID"], data_files)
     records = _records(hierarchy)
-    zooms = _zooms(sections, hierarchy)
+    zooms = _zooms(sections, path)
     with closing(FilesSource(files)) as source:
-        camera = _camera(general, sections, zooms[0], index, records, source)
+        camera = _camera(sections, zooms[0], index, records, source)
         levels = _levels(index, zooms, camera, source, problems)
         associated = tuple(_associated(sections, records, index, source, problems))
     size = sum(file.size for file in files)
     tiff.check_tiles_present(levels, str(path), size)
-    first = _zoom_section(sections, hierarchy, 0)
+    first = _zoom_section(sections, 0)
     mpp = [positive_number(first.get(f"MICROMETER_PER_PIXEL_{axis}")) for axis in "XY"]
     barcodes = (section.get("BARCODE_VALUE") for section in sections.values())
     return SlideLayout(
         path=str(path),
-        file_size=size,
-        modified_ns=max(file.modified_ns for file in files),
         vendor="mirax",
         levels=tuple(levels),
         associated=associated,
@@ -163,7 +168,7 @@ def _parse(path: Path, folder: Path) -> SlideLayout:
     )
 
 
-# What Slidedat.ini says
+# Slidedat.ini
 
 
 def _sections(path: Path) -> Sections:
@@ -183,12 +188,12 @@ def _sections(path: Path) -> Sections:
 
 
 def _unshown(hierarchy: Mapping[str, str]) -> Iterator[str]:
-    """Say of which pictures of the same places only the first ones are shown."""
-    for place in range(1, MOST_LEVELS):
-        name = UNSHOWN.get(hierarchy.get(f"HIER_{place}_NAME", ""))
-        count = positive_number(hierarchy.get(f"HIER_{place}_COUNT")) or 1
+    """Yield a problem for each hierarchy that is shown at its first level only."""
+    for level in range(1, MOST_LEVELS):
+        name = UNSHOWN.get(hierarchy.get(f"HIER_{level}_NAME", ""))
+        count = positive_number(hierarchy.get(f"HIER_{level}_COUNT")) or 1
         if name is not None and count > 1:
-            yield f"Of {count:g} {name} the first one is shown."
+            yield f"Only the first of {count:g} {name} is shown."
 
 
 def _count(section: Mapping[str, str], key: str, most: int, least: int = 1) -> int:
@@ -198,42 +203,42 @@ def _count(section: Mapping[str, str], key: str, most: int, least: int = 1) -> i
     return value
 
 
-def _plain(name: str) -> str:
-    """Return the name of a file that lies in the slide's folder."""
+def _checked_name(name: str) -> str:
+    """Return a file name after checking that it has no folder."""
     if not name or name in (".", "..") or set(name) & set("/\\:\0"):
-        raise ValueError("a file's name leads out of its folder")
+        raise ValueError("a file name points outside of its folder")
     return name
 
 
 def _files(
     folder: Path, section: Mapping[str, str], problems: list[str]
-) -> tuple[list[SlideFile], list[Piece]]:
-    """Return the data files that are there, and all, as parts of one."""
+) -> tuple[list[SlideFile], list[DataFile]]:
+    """Return the existing data files, and the position of each data file when they are joined."""
     found: list[SlideFile] = []
-    pieces: list[Piece] = []
+    data_files: list[DataFile] = []
     missing = []
     for index in range(_count(section, "FILE_COUNT", MOST_FILES)):
-        path = folder / _plain(section[f"FILE_{index}"])
+        path = folder / _checked_name(section[f"FILE_{index}"])
         if path.is_file():
             status = path.stat()
-            pieces.append(Piece(sum(file.size for file in found), status.st_size))
+            data_files.append(DataFile(sum(file.size for file in found), status.st_size))
             found.append(SlideFile.of(str(path), status))
         else:
-            pieces.append(Piece(None, 0))
+            data_files.append(DataFile(None, 0))
             missing.append(path.name)
     if not found:
         raise ValueError("all of its data files are missing")
     if missing:
         problems.append(
-            f"{len(missing)} of {len(pieces)} data files are missing, '{missing[0]}' first; copy "
-            "the slide's whole folder."
+            f"{len(missing)} of {len(data_files)} data files are missing, such as '{missing[0]}'; "
+            "copy the slide's whole folder."
         )
-    return found, pieces
+    return found, data_files
 
 
-def _records(hierarchy: Mapping[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return number and section of each record of the index that belongs to no level."""
-    found: dict[tuple[str, str], tuple[int, str]] = {}
+def _records(hierarchy: Mapping[str, str]) -> Records:
+    """Return the number and section of each record of the index that is not a level's image."""
+    found: Records = {}
     count = 0
     for layer in range(_count(hierarchy, "NONHIER_COUNT", MOST_NAMES, 0)):
         name = hierarchy[f"NONHIER_{layer}_NAME"]
@@ -246,53 +251,45 @@ def _records(hierarchy: Mapping[str, str]) -> dict[tuple[str, str], tuple[int, s
     return found
 
 
-def _zoom_section(
-    sections: Sections, hierarchy: Mapping[str, str], number: int
-) -> Mapping[str, str]:
-    return sections[hierarchy[f"HIER_0_VAL_{number}_SECTION"]]
+def _zoom_section(sections: Sections, number: int) -> Mapping[str, str]:
+    return sections[sections["HIERARCHICAL"][f"HIER_0_VAL_{number}_SECTION"]]
 
 
-def _zooms(sections: Sections, hierarchy: Mapping[str, str]) -> list[_Zoom]:
+def _zooms(sections: Sections, path: Path) -> list[_Zoom]:
+    hierarchy = sections["HIERARCHICAL"]
     if hierarchy.get("HIER_0_NAME") != "Slide zoom level":
-        raise ValueError("its first hierarchy is not that of zoom levels")
+        raise ValueError("its first hierarchy does not hold the zoom levels")
     found: list[_Zoom] = []
     exponent = 0
     for index in range(_count(hierarchy, "HIER_0_COUNT", MOST_LEVELS)):
-        section = _zoom_section(sections, hierarchy, index)
+        section = _zoom_section(sections, index)
         exponent += _count(section, "IMAGE_CONCAT_FACTOR", MOST_LEVELS, int(index > 0))
         name = section["IMAGE_FORMAT"]
         if name not in FORMATS:
             raise UnsupportedSlideError(
-                f"The images of a MIRAX slide are stored as {name[:32]!r}, which is not supported; "
-                "convert it by 3DHISTECH's software."
+                f"The images of the MIRAX slide '{path}' are stored as {name[:32]!r}, which is not "
+                "supported; convert the slide with 3DHISTECH's software."
             )
         if exponent > MOST_LEVELS:
-            raise ValueError("its levels are too many")
-        width, height = (
-            _count(section, f"DIGITIZER_{side}", 1 << 16) for side in ("WIDTH", "HEIGHT")
-        )
+            raise ValueError("it has too many levels")
+        width = _count(section, "DIGITIZER_WIDTH", 1 << 16)
+        height = _count(section, "DIGITIZER_HEIGHT", 1 << 16)
         found.append(_Zoom(1 << exponent, width, height, FORMATS[name]))
     return found
 
 
 def _background(text: str | None) -> float:
-    """Return the brightness of the fill colour, if it is a gray one."""
+    """Return the brightness of the fill color; 255 if it is not gray."""
     try:
-        color = whole_number(text)
+        return gray(whole_number(text), 255)
     except ValueError:
         return 255
-    blue, green, red = (color >> shift & 0xFF for shift in (16, 8, 0))
-    return red if red == green == blue else 255
 
 
 def _camera(
-    general: Mapping[str, str],
-    sections: Sections,
-    zoom: _Zoom,
-    index: Index,
-    records: Mapping[tuple[str, str], tuple[int, str]],
-    source: ByteSource,
+    sections: Sections, zoom: _Zoom, index: Index, records: Records, source: ByteSource
 ) -> _Camera:
+    general = sections["GENERAL"]
     across = _count(general, "IMAGENUMBER_X", MOST_POSITIONS)
     down = _count(general, "IMAGENUMBER_Y", MOST_POSITIONS)
     divisions = 1
@@ -300,11 +297,11 @@ def _camera(
         divisions = _count(general, "CameraImageDivisionsPerSide", min(across, down))
     if across * down > MOST_POSITIONS:
         raise ValueError(f"it claims {across} x {down} images")
-    level = _zoom_section(sections, sections["HIERARCHICAL"], 0)
+    level = _zoom_section(sections, 0)
     overlap = (number(level["OVERLAP_X"]), number(level["OVERLAP_Y"]))
     steps = zoom.width * divisions - overlap[0], zoom.height * divisions - overlap[1]
     if min(*overlap, 0) < 0 or min(steps) <= 0:
-        raise ValueError("its photos are said to overlap by more than their size")
+        raise ValueError("the overlap of its photos is larger than the photos")
     photos = (down // divisions, across // divisions)
     for name in (POSITIONS, STITCHING):
         if (name, "") in records:
@@ -312,12 +309,12 @@ def _camera(
             if name == STITCHING:
                 data = _inflated(data, 9 * math.prod(photos))
             corners = read_positions(data, photos) * zoom.concat
-            return _Camera((across, down), divisions, overlap, corners, apart=True)
+            return _Camera((across, down), divisions, overlap, corners, irregular=True)
     rows, columns = (
         np.trunc(np.arange(count) * step) for count, step in zip(photos, steps[::-1], strict=True)
     )
     corners = np.stack(np.meshgrid(columns, rows), axis=-1).astype(np.int64)
-    return _Camera((across, down), divisions, overlap, corners, apart=any(overlap))
+    return _Camera((across, down), divisions, overlap, corners, irregular=any(overlap))
 
 
 def _inflated(data: bytes, size: int) -> bytes:
@@ -327,21 +324,16 @@ def _inflated(data: bytes, size: int) -> bytes:
         raise ValueError("the positions of its photos are damaged") from error
 
 
-# Where the tiles lie
+# Composing the levels
 
 
 def _levels(
-    index: Index,
-    zooms: Sequence[_Zoom],
-    camera: _Camera,
-    source: ByteSource,
-    problems: list[str],
+    index: Index, zooms: Sequence[_Zoom], camera: _Camera, source: ByteSource, problems: list[str]
 ) -> list[LevelLayout]:
     base = zooms[0]
     sides = []
-    for count, size, lap in zip(
-        camera.images, (base.width, base.height), camera.overlap, strict=True
-    ):
+    sizes = base.width, base.height
+    for count, size, lap in zip(camera.images, sizes, camera.overlap, strict=True):
         overlapped = (count - 1) // camera.divisions
         sides.append((count - overlapped) * size + overlapped * math.floor(size - lap))
     active: NDArray[np.bool_] = np.zeros(camera.corners.shape[:2], np.bool_)
@@ -349,39 +341,39 @@ def _levels(
     for zoom in zooms:
         width, height = (side // zoom.concat for side in sides)
         if not 0 < min(width, height) <= max(width, height) < tiff.LARGEST_SIDE:
-            raise ValueError(f"its level {len(levels)} is said to be of {width} x {height} pixels")
+            raise ValueError(f"its level {len(levels)} claims {width} x {height} pixels")
         rows, columns, grid = _stored(index, len(levels), zoom, camera, problems)
         if not len(rows):
-            problems.append(f"Level {len(levels)} has no image; it is left out.")
+            problems.append(f"Level {len(levels)} has no images and is left out.")
             continue
         image = side_by_side(grid, _encoding(zoom, source, grid))
         part = _placed(image, rows, columns, zoom, base, camera, active, first=not levels)
         levels.append(LevelLayout.mosaic(width, height, [part], zoom.concat / base.concat))
     if not levels:
-        raise ValueError("it has no image")
+        raise ValueError("it has no images")
     return levels
 
 
 def _stored(
     index: Index, number: int, zoom: _Zoom, camera: _Camera, problems: list[str]
 ) -> tuple[Integers, Integers, TileGrid]:
-    """Return row and column of the images of a level, and where they are stored."""
+    """Return the row and column of each image of a level, and the grid of their byte ranges."""
     across, down = camera.images
     found = index.images(number, across * down)
     rows, columns = np.divmod(found.numbers, across)
     sound = (rows < down) & (rows % zoom.concat == 0) & (columns % zoom.concat == 0)
     if not sound.all():
         problems.append(
-            f"{np.count_nonzero(~sound)} images of level {number} are said to lie where the slide "
-            "has none; they are left out."
+            f"{np.count_nonzero(~sound)} images of level {number} lie outside the slide or the "
+            "grid and are left out."
         )
     if found.lost:
         problems.append(
-            f"{found.lost} images of level {number} are missing or cut off; copy the slide's whole "
-            "folder."
+            f"{found.lost} images of level {number} are missing or truncated; copy the slide's "
+            "whole folder."
         )
-    places = found.offsets[None, None, sound], found.lengths[None, None, sound]
-    return rows[sound], columns[sound], TileGrid(zoom.height, zoom.width, *places)
+    ranges = found.offsets[None, None, sound], found.lengths[None, None, sound]
+    return rows[sound], columns[sound], TileGrid(zoom.height, zoom.width, *ranges)
 
 
 def _placed(
@@ -395,15 +387,16 @@ def _placed(
     *,
     first: bool,
 ) -> Scattered:
-    """Lay down the images of a level, or the parts of them that come from one photo each.
+    """Place the images of a level or, if photos are irregular, the part that shows each photo.
 
-    Photos of which level 0 has no image are `active` at no level: their positions say nothing.
+    At level 0 (`first`), photos that have an image are marked in `active`. A photo without one has
+    no meaningful position and is left out of all levels.
     """
     divisions, (down, across) = camera.divisions, camera.corners.shape[:2]
-    per_image = max(1, zoom.concat // divisions)
-    parts = per_image if camera.apart else 1
+    photos_per_side = max(1, zoom.concat // divisions)
+    parts_per_side = photos_per_side if camera.irregular else 1
     inner_x, inner_y = (
-        np.minimum(parts, -((start - end) // divisions))
+        np.minimum(parts_per_side, -((start - end) // divisions))
         for start, end in zip((columns, rows), camera.images, strict=True)
     )
     owner, cell = expand(np.zeros(len(inner_x), np.int64), inner_x * inner_y)
@@ -419,18 +412,22 @@ def _placed(
         used = corner.any(axis=1) | ((photo_x == 0) & (photo_y == 0))
         active[photo_y[used], photo_x[used]] = True
     else:
-        used = _any_active(active, photo_y, photo_x, 1 if camera.apart else per_image)
+        used = _any_active(active, photo_y, photo_x, 1 if camera.irregular else photos_per_side)
     owner, yi, xi = owner[used], yi[used], xi[used]
     columns, rows = columns[used], rows[used]
     x = corner[used, 0] + base.width * (columns % divisions)
     y = corner[used, 1] + base.height * (rows % divisions)
     order = np.lexsort((columns, rows))
     edges = []
-    for place, size in ((y, zoom.height), (x, zoom.width)):
-        start = place[order] / zoom.concat
-        edges.append((_rounded(start), _rounded(start + size / parts)))
+    for position, size in ((y, zoom.height), (x, zoom.width)):
+        start = position[order] / zoom.concat
+        edges.append((_rounded(start), _rounded(start + size / parts_per_side)))
     corners = np.stack(
-        [_rounded(yi * (zoom.height / parts)), _rounded(xi * (zoom.width / parts))], axis=1
+        [
+            _rounded(yi * (zoom.height / parts_per_side)),
+            _rounded(xi * (zoom.width / parts_per_side)),
+        ],
+        axis=1,
     )[order]
     (tops, bottoms), (lefts, rights) = edges
     rects = Rects(
@@ -439,15 +436,16 @@ def _placed(
         np.minimum(bottoms, tops + zoom.height - corners[:, 0]),
         np.minimum(rights, lefts + zoom.width - corners[:, 1]),
     )
-    places = np.stack([np.zeros_like(owner), owner], axis=1)[order]
+    tiles = np.stack([np.zeros_like(owner), owner], axis=1)[order]
     some = (rects.bottoms > rects.tops) & (rects.rights > rects.lefts)
-    return Scattered.stacked(image, places[some], corners[some], rects[some])
+    return Scattered.stacked(image, tiles[some], corners[some], rects[some])
 
 
 def _any_active(
     active: NDArray[np.bool_], rows: Integers, columns: Integers, count: int
 ) -> NDArray[np.bool_]:
-    """Return whether any of `count` x `count` photos from each on is active."""
+    """Whether any of the `count` x `count` photos that start at each (row, column) is active."""
+    # A summed-area table gives the number of active photos in any rectangle.
     sums = np.pad(active.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     ends = np.minimum(rows + count, active.shape[0]), np.minimum(columns + count, active.shape[1])
     found = sums[ends] - sums[rows, ends[1]] - sums[ends[0], columns] + sums[rows, columns]
@@ -459,11 +457,11 @@ def _rounded(values: NDArray[np.floating]) -> Integers:
     return found
 
 
-# How they are encoded
+# Encoding and associated images
 
 
 def _encoding(zoom: _Zoom, source: ByteSource, grid: TileGrid) -> Encoding:
-    """Return how images are encoded; of JPEGs the first one that can be read tells it."""
+    """Return the encoding of images; the first JPEG gives the color space of all."""
     color: JpegColor = "auto"
     if zoom.compression == COMPRESSION.JPEG:
         color = "ycbcr"
@@ -471,23 +469,19 @@ def _encoding(zoom: _Zoom, source: ByteSource, grid: TileGrid) -> Encoding:
         with suppress(ValueError):
             found = jpeg_color(bytes(head))
             color = color if found == "gray" else found
-    return encoding(zoom.compression, 3, jpeg_color=color)
+    return plain_encoding(zoom.compression, 3, jpeg_color=color)
 
 
 def _associated(
-    sections: Sections,
-    records: Mapping[tuple[str, str], tuple[int, str]],
-    index: Index,
-    source: ByteSource,
-    problems: list[str],
+    sections: Sections, records: Records, index: Index, source: ByteSource, problems: list[str]
 ) -> Iterator[AssociatedLayout]:
-    for name, (layer, key) in PICTURES.items():
+    for name, (layer, key) in ASSOCIATED.items():
         number, section = records.get(("Scan data layer", layer), (None, ""))
         if number is None:
             continue
         try:
             if sections.get(section, {}).get(key) != "JPEG":
-                raise ValueError("it is said to be no JPEG")
+                raise ValueError("it is not a JPEG")
             offset, length = index.record(number)
             (head,) = source.read([(offset, min(JPEG_HEAD, length))])
             yield AssociatedLayout(name, jpeg_picture(bytes(head), offset, length))

@@ -1,1 +1,1 @@
-"""TIFF files, of any vendor and of none."""
+"""TIFF files: a module per vendor, and generic pyramids."""

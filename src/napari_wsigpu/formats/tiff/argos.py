@@ -1,9 +1,9 @@
-"""Argos AVS: one pyramid for each focal plane, then thumbnail and macro image."""
+"""Argos AVS: one pyramid for each focal plane, followed by the thumbnail and the macro image."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import positive_number
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffPage
 
+    from napari_wsigpu.formats.fields import Metadata
     from napari_wsigpu.model.layout import SlideFile, SlideLayout
 
 METADATA, ROOT = 65000, "Argos.Scan.Metadata"
@@ -22,24 +23,27 @@ NAMES_FROM_THE_END = {2: "thumbnail", 1: "macro"}
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether Argos' software wrote the file, by its XML."""
+    """Whether Argos' software wrote the file, judging by the XML in its private tag."""
     first = file.pages.first
     return first.is_tiled and ROOT in str(first.tags.valueof(METADATA))
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe an Argos slide: the focal plane `at` "z", else the central one."""
+def parse(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE
+) -> SlideLayout:
+    """Describe an Argos slide at the focal plane `at` "z"; the central one by default."""
     pages = tiff.pages(file)
     first = pages[0]
     root = markup.parse(str(first.tags.valueof(METADATA)))
-    said = {} if root is None else markup.nested(root)
-    fields: dict[str, Any] = said if isinstance(said, dict) else {}
+    parsed = {} if root is None else markup.nested(root)
+    fields: Metadata = parsed if isinstance(parsed, dict) else {}
     problems = [] if fields else ["The XML of the slide can't be read."]
 
     stacks: list[list[TiffPage]] = []
     named: list[tuple[str | None, TiffPage]] = []
     for index, page in enumerate(pages):
         if page.is_tiled:
+            # A page as wide as the one before it, or wider, starts the next focal plane.
             if not stacks or page.imagewidth >= stacks[-1][-1].imagewidth:
                 stacks.append([])
             stacks[-1].append(page)
@@ -60,7 +64,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     return replace(
         layout,
         objective=positive_number(fields.get("ObjectiveMagnification")),
-        hidden_planes=len(stacks) - 1,
+        other_planes=len(stacks) - 1,
         planes=Planes(z, size_z=len(stacks)),
         barcode=barcode if isinstance(barcode, str) and barcode else None,
     )

@@ -1,4 +1,8 @@
-"""What a TIFF's directories claim, added up before tifffile believes it."""
+"""Check what a TIFF's directories claim, before tifffile acts on it.
+
+tifffile allocates and computes in proportion to the numbers in a file, which may be damaged or
+hostile. These checks add the numbers up at little cost and refuse a file that claims too much.
+"""
 
 from __future__ import annotations
 
@@ -21,76 +25,78 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile
 
-# Bytes of a value of the types that become Python numbers, one by one.
+# Bytes per value, by TIFF field type, of the types whose values become separate Python numbers
+# (TIFF 6.0, section 2; 16 to 18 are types of BigTIFF).
 NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8, 18: 8}
-# Texts and other bytes, which are taken as they are: so many cost as much as a number's one.
+# Field types that are kept as one string of bytes: `TEXT_BYTES` of it cost about as much as one
+# byte of a number.
 TEXTS = {1, 2, 6, 7}
 TEXT_BYTES = 16
 SHORT, LONG, LONG8 = 3, 4, 16
-SIZES = {SHORT: "H", LONG: "I", LONG8: "Q"}
-OFFSETS = {4: "I", 13: "I", 16: "Q", 18: "Q"}
-# As numbers, for each tag of each image is looked at.
+# Struct formats of image sides and of offsets, by TIFF field type.
+SIDE_FORMATS = {SHORT: "H", LONG: "I", LONG8: "Q"}
+OFFSET_FORMATS = {4: "I", 13: "I", 16: "Q", 18: "Q"}
+# Plain integers, because comparing enum members for every tag of every image is slow.
 SIDES, SUBIMAGES = (int(Tag.IMAGE_WIDTH), int(Tag.IMAGE_LENGTH)), int(Tag.SUB_IFDS)
 MOST_TAGS = 4096
-# What tifffile calls of files whose images are unlike each other: it looks at each, which takes a
-# time that grows with their number squared.
-LOOKS_AT_EACH = "_series_generic"
-# How many tags such images have on average at most, and for how many bytes of a large file one more
-# image is let pass than the limits say.
+# The method that tifffile calls for files whose images differ. It compares each image with all
+# others, so its time grows with the square of their number.
+COMPARE_EACH = "_series_generic"
+# Largest mean number of tags of such images. A large file may have more images than the limits
+# allow: one per `IMAGE_BYTES` of its size.
 MEAN_TAGS = 48
 IMAGE_BYTES = 2560
-# Images below others are read with room for so many tags, and so many of them at once.
+# One read covers a SubIFD with up to this many tags; costs are checked per batch of SubIFDs.
 USUAL_TAGS = 24
-AT_ONCE = 4096
-# tifffile looks for a loop among so many directories.
-LOOKED_AT = 100
+SUBIMAGE_BATCH = 4096
+# tifffile detects a loop within this many directories itself.
+LOOP_DETECTED = 100
 
 
 class Directory(NamedTuple):
-    """What an image says of itself.
+    """The claims of one image file directory (TIFF 6.0, section 2).
 
     Attributes
     ----------
     pixels : int
-        Its area; 0 where it doesn't say.
+        Width times height; 0 if either is missing.
     subimages : int
-        How many images it says to have below it.
-    below : tuple of int
-        Where these are, unless they are more than the limits say.
+        Number of SubIFDs.
+    subimage_offsets : tuple of int
+        Their offsets; empty if there are more than the limits allow.
     numbers : int
-        Bytes of the numbers that its tags say to have in the file, and a share of those of texts.
+        Bytes of all numeric values of its tags, and a share of the bytes of strings.
     tags : int
-        How many tags it has.
+        Number of tags.
     next : int
-        Where the next one is; 0 if it is the last.
+        Offset of the next directory; 0 after the last one.
     """
 
     pixels: int
     subimages: int
-    below: tuple[int, ...]
+    subimage_offsets: tuple[int, ...]
     numbers: int
     tags: int
     next: int
 
 
 def directories(file: TiffFile) -> Iterator[Directory]:
-    """Yield what the images of a file say, in their order; no tag's value is read for it.
+    """Yield the directories of a file in order, without reading the values of their tags.
 
     Raises
     ------
     CorruptSlideError
-        If their list is a loop that nobody would leave, or is cut off within an entry.
+        If the list of directories is an endless loop, or is truncated within an entry.
     """
     try:
         offset, seen = int(file.pages.first.offset), set[int]()
-    except IndexError:  # the first one lies beyond the end of the file
+    except IndexError:  # the first directory lies beyond the end of the file
         return
     while 0 < offset < int(file.filehandle.size):
         if offset in seen:
-            if len(seen) >= LOOKED_AT:
+            if len(seen) >= LOOP_DETECTED:
                 raise CorruptSlideError(
-                    f"The list of images of '{file.filename}' leads back to where it was; "
-                    "get a fresh copy of the file."
+                    f"The list of images of '{file.filename}' is a loop; get a fresh copy of it."
                 )
             return
         seen.add(offset)
@@ -102,12 +108,12 @@ def directories(file: TiffFile) -> Iterator[Directory]:
 
 
 def _directory(file: TiffFile, offset: int) -> Directory | None:
-    """Return what one says, None if there is none.
+    """Read the directory at an offset; None if there is no plausible one.
 
     Raises
     ------
     CorruptSlideError
-        If it is cut off within an entry.
+        If it is truncated within an entry.
     """
     tiff, handle = file.tiff, file.filehandle
     whole = int(handle.size)
@@ -121,32 +127,32 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
     data = handle.read(size + tiff.offsetsize)
     if len(data) < size:
         raise CorruptSlideError(
-            f"'{file.filename}' is cut off within its list of images; get a fresh copy of it."
+            f"'{file.filename}' is truncated within its list of images; get a fresh copy of it."
         )
     sides, subimages, numbers = {}, 0, 0
-    below: tuple[int, ...] = ()
+    subimage_offsets: tuple[int, ...] = ()
     for code, kind, length, value in entry.iter_unpack(data[:size]):
-        if code in SIDES and kind in SIZES:
-            [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
+        if code in SIDES and kind in SIDE_FORMATS:
+            [sides[code]] = struct.unpack_from(tiff.byteorder + SIDE_FORMATS[kind], value)
         elif code == SUBIMAGES:
             subimages = length
             if length <= limits.subimages:
-                below = _offsets(file, kind, length, value)
+                subimage_offsets = _offsets(file, kind, length, value)
         if kind in NUMBERS:
-            if (taken := length * NUMBERS[kind]) <= whole:
-                numbers += taken  # of more, tifffile leaves it out
+            if (size_of_values := length * NUMBERS[kind]) <= whole:
+                numbers += size_of_values  # tifffile skips values that are longer than the file
         elif kind in TEXTS and length <= whole:
             numbers += length // TEXT_BYTES
     area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
     rest = data[size:]
     following = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
-    return Directory(area, subimages, below, numbers, count, following)
+    return Directory(area, subimages, subimage_offsets, numbers, count, following)
 
 
 def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int, ...]:
-    """Return the offsets that a tag holds, or points to."""
+    """Return the offsets that a SubIFDs tag holds or points to."""
     tiff, handle = file.tiff, file.filehandle
-    number = OFFSETS.get(kind)
+    number = OFFSET_FORMATS.get(kind)
     if number is None:
         return ()
     numbers = struct.Struct(f"{tiff.byteorder}{length}{number}")
@@ -156,27 +162,30 @@ def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int,
     return numbers.unpack_from(value) if len(value) >= numbers.size else ()
 
 
-class _Below:
-    """What it costs to read images below others; most are as one before, but for their values."""
+class _SubimageCosts:
+    """Cost of reading SubIFDs, which is cached by their offset and by their list of tags.
+
+    Most SubIFDs of a file have the same tags with different values, so one of them is measured.
+    """
 
     def __init__(self, file: TiffFile) -> None:
         self._file = file
-        self._at: dict[int, tuple[int, int]] = {}
-        self._alike: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._by_offset: dict[int, tuple[int, int]] = {}
+        self._by_tags: dict[tuple[int, ...], tuple[int, int]] = {}
 
-    def cost(self, offsets: Iterable[int]) -> tuple[int, int]:
-        """Return how many bytes the images at these offsets have to be read, and how many tags."""
-        known, look = self._at, self._look
+    def total(self, offsets: Iterable[int]) -> tuple[int, int]:
+        """Return the bytes of numbers and the number of tags of the SubIFDs at these offsets."""
+        known, measure = self._by_offset, self._measure
         numbers = tags = 0
-        for offset in sorted(offsets):  # neighbours lie in one block of the file
-            found = known.get(offset)
-            if found is None:
-                found = known[offset] = look(offset)
-            numbers += found[0]
-            tags += found[1]
+        for offset in sorted(offsets):  # neighbors share a block of the buffered file
+            cost = known.get(offset)
+            if cost is None:
+                cost = known[offset] = measure(offset)
+            numbers += cost[0]
+            tags += cost[1]
         return numbers, tags
 
-    def _look(self, offset: int) -> tuple[int, int]:
+    def _measure(self, offset: int) -> tuple[int, int]:
         tiff, handle = self._file.tiff, self._file.filehandle
         handle.seek(offset)
         data = handle.read(tiff.tagnosize + USUAL_TAGS * tiff.tagsize)
@@ -184,15 +193,15 @@ class _Below:
             return 0, 0
         [count] = struct.unpack_from(tiff.tagnoformat, data)
         if count > USUAL_TAGS or tiff.tagnosize + count * tiff.tagsize > len(data):
-            return self._look_closely(offset)
-        claimed = _kinds_and_lengths(tiff.byteorder, tiff.tagnosize, count).unpack_from(data)
-        found = self._alike.get(claimed)
-        if found is None:
-            found = self._alike[claimed] = self._look_closely(offset)
-        return found
+            return self._measure_fully(offset)
+        claimed = _types_and_lengths(tiff.byteorder, tiff.tagnosize, count).unpack_from(data)
+        cost = self._by_tags.get(claimed)
+        if cost is None:
+            cost = self._by_tags[claimed] = self._measure_fully(offset)
+        return cost
 
-    def _look_closely(self, offset: int) -> tuple[int, int]:
-        with suppress(CorruptSlideError):  # it is cut off, and will be left out
+    def _measure_fully(self, offset: int) -> tuple[int, int]:
+        with suppress(CorruptSlideError):  # tifffile leaves out a directory that is truncated
             directory = _directory(self._file, offset)
             if directory is not None:
                 own = directory.tags * self._file.tiff.tagsize
@@ -201,37 +210,37 @@ class _Below:
 
 
 @cache
-def _kinds_and_lengths(byteorder: str, head: int, count: int) -> struct.Struct:
-    """Return what unpacks kind and length of so many tags, behind their number of `head` bytes."""
+def _types_and_lengths(byteorder: str, head: int, count: int) -> struct.Struct:
+    """Return a Struct of the types and lengths of `count` tags, which follow `head` bytes."""
     return struct.Struct(f"{byteorder}{head}x{('2xHI4x' if head == 2 else '2xHQ8x') * count}")
 
 
 def check(file: TiffFile, path: str) -> bool:
-    """Refuse a file whose directories claim more than any slide's do.
+    """Refuse a file whose directories claim more than any slide has.
 
     Returns
     -------
     bool
-        Whether their list is whole: it does not lead beyond the end of the file.
+        Whether the list of directories is complete, that is, ends within the file.
 
     Raises
     ------
     UnsupportedSlideError
-        If there are more images than the limits say.
+        If there are more images than the limits allow.
     CorruptSlideError
-        If tags claim more numbers than the file can hold, or the images' list is a loop or ends
-        within an entry.
+        If tags claim more numbers than the file can hold, or the list of directories is a loop or
+        ends within an entry.
     """
     numbers = following = images = tags = 0
-    below, named = _Below(file), list[int]()
+    costs, subimage_offsets = _SubimageCosts(file), list[int]()
 
     def refuse_too_much() -> None:
         nonlocal numbers, tags
-        # Again for each image that names it: it is read as often.
-        read, count = below.cost(named)
+        # A SubIFD counts once for each image that refers to it, because tifffile reads it as often.
+        read, count = costs.total(subimage_offsets)
         numbers += read
         tags += count
-        named.clear()
+        subimage_offsets.clear()
         if numbers > file.filehandle.size:
             raise CorruptSlideError(
                 f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
@@ -245,15 +254,15 @@ def check(file: TiffFile, path: str) -> bool:
             )
         if directory.subimages > limits.subimages:
             raise UnsupportedSlideError(
-                f"'{path}' claims {directory.subimages} images below its image {number}, more than "
+                f"'{path}' claims {directory.subimages} subimages of its image {number}, more than "
                 f"any slide has: {limits.advice('subimages')}."
             )
         following = directory.next
         numbers += directory.numbers
-        images += 1 + len(directory.below)
+        images += 1 + len(directory.subimage_offsets)
         tags += directory.tags
-        named += directory.below
-        if len(named) > AT_ONCE or numbers > file.filehandle.size:
+        subimage_offsets += directory.subimage_offsets
+        if len(subimage_offsets) > SUBIMAGE_BATCH or numbers > file.filehandle.size:
             refuse_too_much()
     refuse_too_much()
     most = max(limits.pages, int(file.filehandle.size) // IMAGE_BYTES)
@@ -262,7 +271,8 @@ def check(file: TiffFile, path: str) -> bool:
             f"'{path}' claims {images} images with {tags} tags, more than a file of its size has: "
             f"{limits.advice('pages')}."
         )
-        setattr(file, LOOKS_AT_EACH, partial(_refuse, refusal))
+        # Only files whose images differ cost too much; tifffile calls this method only for them.
+        setattr(file, COMPARE_EACH, partial(_refuse, refusal))
     return following < int(file.filehandle.size)
 
 
@@ -271,25 +281,25 @@ def _refuse(refusal: SlideError) -> NoReturn:
 
 
 def check_each(file: TiffFile) -> None:
-    """Refuse to look at each image of a file that was checked, if they or their tags are too many.
+    """Refuse to read images one by one if `check` found too many images or tags in the file.
 
     Raises
     ------
     UnsupportedSlideError
-        If there are more than the limits say.
+        If there are more than the limits allow.
     """
-    refuse = vars(file).get(LOOKS_AT_EACH)
+    refuse = vars(file).get(COMPARE_EACH)
     if refuse is not None:
         refuse()
 
 
 def check_planes(name: str, count: int) -> None:
-    """Refuse a stack of more planes than any slide's.
+    """Refuse a stack of more planes than any slide has.
 
     Raises
     ------
     UnsupportedSlideError
-        If there are more than the limits say.
+        If there are more than the limits allow.
     """
     if count > limits.planes:
         raise UnsupportedSlideError(
@@ -298,43 +308,51 @@ def check_planes(name: str, count: int) -> None:
 
 
 def distrust_shape(file: TiffFile) -> str | None:
-    """Say that a description by tifffile contradicts the pages, which then are all that counts."""
+    """Check the shape that tifffile wrote into a file's description against its pages.
+
+    If they contradict each other, this function makes tifffile ignore the description.
+
+    Returns
+    -------
+    str or None
+        The problem; None if there is none.
+    """
     if not file.is_shaped:
         return None
     try:
-        said = file.pages.first.shaped_description or ""
-        sound = _is_shaped(file, json.loads(said)["shape"])
+        description = file.pages.first.shaped_description or ""
+        consistent = _has_shape(file, json.loads(description)["shape"])
     except (KeyError, TypeError, ValueError, IndexError):
-        sound = False
-    if sound:
+        consistent = False
+    if consistent:
         return None
     setattr(file, "is_shaped", False)  # noqa: B010 - tifffile looks it up
-    return "Its description of the shape (JSON) contradicts its pages, which count."
+    return "The shape in the description (JSON) contradicts the pages; the pages are used."
 
 
-def _is_shaped(file: TiffFile, shape: list[int]) -> bool:
-    """Whether a file has as many pages as an array of that shape needs, each of its last axes."""
+def _has_shape(file: TiffFile, shape: list[int]) -> bool:
+    """Whether the pages of a file, which cover the last axes of an array, add up to `shape`."""
     first = file.pages.first
     own, stated = ([side for side in sides if side != 1] for sides in (first.shape, shape))
     count, held = math.prod(stated) // math.prod(own), len(file.pages)
     if min(stated, default=0) < 1 or stated[len(stated) - len(own) :] != own:
         return False
-    if count > held == 1:  # the others lie behind the first one, without pages of their own
-        behind = file.filehandle.size - first.dataoffsets[0]
-        return bool(first.is_contiguous) and behind >= count * first.nbytes
-    # The page behind the last one is the first of another array.
+    if count > held == 1:  # the other planes follow the first one without directories
+        available = file.filehandle.size - first.dataoffsets[0]
+        return bool(first.is_contiguous) and available >= count * first.nbytes
+    # A file may hold several arrays; the page after the last one then starts the next array.
     return count == held or (count < held and bool(file.pages[count].aspage().is_shaped))
 
 
 def check_xml(file: TiffFile, path: str) -> None:
-    """Refuse a description that attacks who parses it as XML, before tifffile does.
+    """Refuse an XML description that is too long or declares entities, before tifffile parses it.
 
     Raises
     ------
     CorruptSlideError
-        If it declares entities.
+        If the description is too long or declares entities.
     """
-    # Of these, tifffile parses it.
+    # tifffile parses the description of these formats only.
     if not (file.is_scn or file.is_philips or file.is_indica):
         return
     text = file.pages.first.description
@@ -343,10 +361,10 @@ def check_xml(file: TiffFile, path: str) -> None:
             ElementTree.fromstring(text)
             return
     except ElementTree.ParseError:
-        return  # which tifffile says, too
+        return  # tifffile notices invalid XML itself
     except DefusedXmlException:
         pass
     raise CorruptSlideError(
-        f"The XML of '{path}' is too long or declares entities, which no scanner does; "
+        f"The XML of '{path}' is too long or declares entities, which no scanner writes; "
         "get a fresh copy of the file."
     )

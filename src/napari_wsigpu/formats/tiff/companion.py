@@ -1,4 +1,4 @@
-"""OME-XML that lies in a file beside the TIFFs whose planes it describes (`.companion.ome`)."""
+"""OME-XML in a companion file (`.companion.ome`) next to the TIFFs whose planes it describes."""
 
 from __future__ import annotations
 
@@ -24,63 +24,68 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from xml.etree.ElementTree import Element
 
-BEGIN = re.compile(
+START = re.compile(
     rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]{0,200}\?>\s*)?(<!--.{0,2000}?-->\s*)*<(\w{1,20}:)?OME[\s>]",
     re.DOTALL,
 )
-# Of images with such names another one is the slide.
-BESIDE = re.compile(r"label|macro|overview|thumbnail", re.IGNORECASE)
+# An image with one of these names is not the slide itself.
+ASSOCIATED = re.compile(r"label|macro|overview|thumbnail", re.IGNORECASE)
 LONGEST_CHARACTER = 4  # bytes in UTF-8
 
 
 def probe(head: bytes) -> bool:
-    """Whether a file that begins so is OME-XML by itself."""
-    return BEGIN.match(head) is not None
+    """Whether a file that starts with these bytes is OME-XML."""
+    return START.match(head) is not None
 
 
 def of_file(file: TiffFile, root: Element | None) -> str | None:
-    """Return the OME-XML that an OME-TIFF's own XML says to lie beside it.
+    """Return the OME-XML of the companion file that an OME-TIFF's own XML (BinaryOnly) names.
 
     Returns
     -------
     str or None
-        As `naming` gives it; None if the file's own says no such thing, or the other file is not
-        there, can't be read or does not name this one.
+        As returned by `xml_for_file`; None if the file's XML names no companion, or the companion
+        is missing, can't be read or does not name this file.
     """
     binary = markup.child(root, "BinaryOnly")
     if root is None or binary is None or not file.filehandle.is_file:
         return None
-    path = _beside(Path(file.filehandle.path), binary.get("MetadataFile"))
+    path = _same_folder(Path(file.filehandle.path), binary.get("MetadataFile"))
     try:
-        return None if path is None else naming(_read(path), file.filename, root.get("UUID"))
+        return None if path is None else xml_for_file(_read(path), file.filename, root.get("UUID"))
     except (SlideError, OSError, TiffFileError, ValueError):
         return None
 
 
-def naming(xml: str, name: str, uuid: str | None = None) -> str | None:
-    """Return OME-XML as if it lay in one of the files that it names; None if it doesn't.
+def xml_for_file(xml: str, name: str, uuid: str | None = None) -> str | None:
+    """Return OME-XML as if it were stored in one of the files that it names.
 
     Parameters
     ----------
     xml : str
-        The text.
+        The text of the companion file.
     name, uuid : str
-        The file's, of which either may be in the text.
+        Name and UUID of the file; the text must contain one of them.
+
+    Returns
+    -------
+    str or None
+        The text with the file's UUID as its own; None if it does not name the file.
 
     Raises
     ------
     ValueError
-        If the text is no XML that is parsed, or is nested too deep.
+        If `markup.root` refuses the text, or it is nested too deeply.
     """
     root = markup.root(xml)
-    if markup.is_deep(root):  # to write it, ElementTree calls itself
+    if markup.is_deep(root):  # ElementTree serializes by recursion
         raise ValueError("its XML is nested deeper than OME-XML is")
     planes = [data for data in root.iter() if markup.name(data) == "TiffData"]
     named = {element.text or "": element.get("FileName", "") for element in _uuids(root)}
     own = next((key for key, each in named.items() if each.lower() == name.lower()), uuid) or ""
-    # Planes of no named file would be those of whichever is opened.
-    elsewhere = all(markup.child(data, "UUID") is not None for data in planes)
-    if not own or own not in named or not elsewhere or markup.child(root, "BinaryOnly") is not None:
+    # tifffile would look for a plane without a file in whichever file is opened.
+    placed = all(markup.child(data, "UUID") is not None for data in planes)
+    if not own or own not in named or not placed or markup.child(root, "BinaryOnly") is not None:
         return None
     copy = ElementTree.Element(root.tag, {**root.attrib, "UUID": own})
     copy.extend(root)
@@ -88,21 +93,22 @@ def naming(xml: str, name: str, uuid: str | None = None) -> str | None:
 
 
 def main_file(path: Path) -> tuple[Path, str]:
-    """Return a file of the largest image that OME-XML describes, and the XML as of `naming`.
+    """Return a TIFF of the largest image that a companion file describes, and the XML for it.
 
     Raises
     ------
     CorruptSlideError
-        If the XML is damaged, or no file that it names lies beside it.
+        If the XML is damaged, or none of the files that it names is in its folder.
     SlideError
         If it can't be read, or is too long.
     """
     try:
         xml = _read(path)
         images = sorted(markup.children(markup.root(xml), "Image"), key=_rank, reverse=True)
-        named = (_beside(path, each.get("FileName")) for image in images for each in _uuids(image))
+        uuids = (uuid for image in images for uuid in _uuids(image))
+        named = (_same_folder(path, uuid.get("FileName")) for uuid in uuids)
         file = next((each for each in named if each is not None and each.is_file()), None)
-        found = None if file is None else naming(xml, file.name)
+        found = None if file is None else xml_for_file(xml, file.name)
     except OSError as error:
         raise file_error(str(path), error) from error
     except ValueError as error:
@@ -112,14 +118,14 @@ def main_file(path: Path) -> tuple[Path, str]:
     if file is not None and found is not None:
         return file, found
     raise CorruptSlideError(
-        f"'{path}' describes planes in other files, none of which lies beside it; copy all of them "
-        "to one folder."
+        f"'{path}' describes planes in other files, none of which is in its folder; copy all of "
+        "them to one folder."
     )
 
 
 def _read(path: Path) -> str:
-    """Return the OME-XML in a file: the whole of it, or a TIFF's description."""
-    if not path.is_file():  # to open a pipe would wait
+    """Return the OME-XML of a file: its whole content, or a TIFF's description."""
+    if not path.is_file():  # opening a pipe would block
         raise FileNotFoundError(2, "No such file", str(path))
     with path.open("rb") as stream:
         if not stream.read(max(map(len, TIFF_MAGIC))).startswith(TIFF_MAGIC):
@@ -127,7 +133,7 @@ def _read(path: Path) -> str:
             data = stream.read(LONGEST_CHARACTER * limits.xml_bytes + 1)
             if len(data) > LONGEST_CHARACTER * limits.xml_bytes:
                 raise UnsupportedSlideError(
-                    f"The OME-XML of '{path}' is longer than any slide's: "
+                    f"The OME-XML of '{path}' is longer than in any slide: "
                     f"{limits.advice('header_bytes')}."
                 )
             return data.decode("utf-8-sig", "replace")
@@ -136,8 +142,8 @@ def _read(path: Path) -> str:
         return str(file.pages.first.description)
 
 
-def _beside(path: Path, name: str | None) -> Path | None:
-    """Return the path of a file beside another one; None if it is named by a path."""
+def _same_folder(path: Path, name: str | None) -> Path | None:
+    """Return the path of a file in the folder of another; None if `name` includes a folder."""
     return path.with_name(name) if name and Path(name).name == name else None
 
 
@@ -146,10 +152,10 @@ def _uuids(element: Element) -> Iterator[Element]:
 
 
 def _rank(image: Element) -> tuple[bool, int]:
-    """Return what is larger of the image that is the slide."""
+    """Return a sort key that is largest for the image that is the slide."""
     pixels = markup.child(image, "Pixels")
     try:
         area = 0 if pixels is None else int(pixels.get("SizeX", 0)) * int(pixels.get("SizeY", 0))
     except ValueError:
         area = 0
-    return not BESIDE.search(image.get("Name", "")), area
+    return not ASSOCIATED.search(image.get("Name", "")), area

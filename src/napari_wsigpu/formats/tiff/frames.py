@@ -1,4 +1,4 @@
-"""The planes of a series, where they are no pages of their own in the file."""
+"""Pages for the planes of a series, including planes that have no directory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 def pages_of(
     series: TiffPageSeries, count: int, numbers: Sequence[int]
 ) -> list[TiffPage | TiffFrame | None]:
-    """Return some of the pages of a series that is said to have `count`, by their numbers.
+    """Return the pages with these numbers of a series that declares `count` pages.
 
-    Of some stacks only the first page has a directory, and the others lie behind it (ImageJ's of
-    more than 4 GiB); in others, planes are stored as the samples of a page.
+    Two kinds of stacks have fewer directories than planes. ImageJ's stacks of more than 4 GiB have
+    only one, and the other planes follow the first one's pixels. Other writers store planes as
+    separate samples of a page. The pages returned for such planes are modified copies.
 
     Raises
     ------
     UnsupportedSlideError
-        If the file holds another number of them.
+        If the file holds a different number of pages than it declares.
     """
     if len(series.pages) == count:
         return [series.pages[number] for number in numbers]
@@ -33,8 +34,8 @@ def pages_of(
     samples = first.samplesperpixel
     separate = first.planarconfig == PLANARCONFIG.SEPARATE and "S" not in series.axes
     if separate and len(series.pages) * samples == count:
-        places = [divmod(number, samples) for number in numbers]
-        wholes = [(series.pages[index], sample) for index, sample in places]
+        indices = [divmod(number, samples) for number in numbers]
+        wholes = [(series.pages[index], sample) for index, sample in indices]
         return [
             None if whole is None else _sample(whole.aspage(), sample, samples)
             for whole, sample in wholes
@@ -42,22 +43,22 @@ def pages_of(
     if len(series.pages) == 1 and first.is_contiguous and series.dataoffset is not None:
         held = (first.parent.filehandle.size - series.dataoffset) // first.nbytes
         if held >= count:
-            return [_behind(first, number) for number in numbers]
+            return [_contiguous_page(first, number) for number in numbers]
     raise UnsupportedSlideError(
-        f"'{first.parent.filename}' holds {len(series.pages)} pages where its axes speak of "
+        f"'{first.parent.filename}' holds {len(series.pages)} pages, but its axes declare "
         f"{count}; save it as OME-TIFF."
     )
 
 
-def _behind(first: TiffPage, number: int) -> TiffPage:
-    """Return a page that lies behind the first one without a directory."""
+def _contiguous_page(first: TiffPage, number: int) -> TiffPage:
+    """Return a page for plane `number`, which follows the first plane without a directory."""
     page = copy.copy(first)
     page.dataoffsets = tuple(offset + number * first.nbytes for offset in first.dataoffsets)
     return page
 
 
 def _sample(whole: TiffPage, number: int, samples: int) -> TiffPage:
-    """Return one sample of a page as a page."""
+    """Return a page of gray pixels for one sample of a page with separate planes."""
     page = copy.copy(whole)
     length = len(whole.dataoffsets) // samples
     page.dataoffsets = whole.dataoffsets[number * length : (number + 1) * length]

@@ -1,4 +1,8 @@
-"""Hamamatsu NDPI: each level is one large JPEG, cut into tiles at its restart markers."""
+"""Hamamatsu NDPI: each level is one large JPEG, which its restart markers divide into tiles.
+
+A restart interval (ITU-T T.81, section E.2.4) can be decoded without the intervals before it. The
+file lists the position of each restart marker.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,37 @@ import math
 import struct
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tifffile.tifffile import jpeg_shape
+from tifffile.tifffile import TIFF, jpeg_shape
 
 from napari_wsigpu.formats.fields import MOST_FIELDS, even_step
 from napari_wsigpu.formats.tiff import claims, tiff
 from napari_wsigpu.model.errors import CorruptSlideError
-from napari_wsigpu.model.layout import (
-    LevelLayout,
-    Planes,
-    SlideFile,
-    SlideLayout,
-    TileGrid,
-    computed_level,
-)
+from napari_wsigpu.model.layout import Planes, TileGrid, computed_level
 from napari_wsigpu.model.tags import COMPRESSION, DATATYPE, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import IO
 
-    from numpy.typing import NDArray
-    from tifffile import TiffFile, TiffPage
+    from tifffile import TiffFile, TiffPage, TiffTag
+
+    from napari_wsigpu.formats.fields import Metadata
+    from napari_wsigpu.model.arrays import Integers
+    from napari_wsigpu.model.layout import LevelLayout, SlideFile, SlideLayout
 
 FORMAT, SOURCE_LENS, X_OFFSET, Y_OFFSET, FOCAL_PLANE = 65420, 65421, 65422, 65423, 65424
-REFERENCE, FLUORESCENCE, PROPERTIES = 65427, 65434, 65449
+REFERENCE, FLUORESCENCE, PROPERTIES, BARCODE = 65427, 65434, 65449, 65468
 LITTLE_ENDIAN = b"II*\0"
 HEADER, ENTRY = struct.Struct("<4sQ"), struct.Struct("<H10x")
+# Position of the value or offset in a directory entry, and the largest size of a value in TIFF.
+VALUE, SHORTEST = 8, 4
 MACRO = -1.0
-NANOMETRES = 1e-3  # of a focal plane's position, in micrometres
-# Named otherwise by OpenSlide, in the TIFF part, or of no use to people.
-KNOWN_ELSEWHERE = frozenset(
+NANOMETER = 1e-3  # the unit of focal plane positions, in micrometers
+# Tags that appear under another name or in the TIFF section, or that mean nothing to users.
+OMITTED_TAGS = frozenset(
     (
         "Make", "Model", "Software", "Magnification", "XOffsetFromSlideCenter",
         "YOffsetFromSlideCenter", "SlideLabel", "Comments", "McuStarts",
@@ -49,10 +51,10 @@ SCALES = (2, 4, 8)
 JPEG_HEAD = 1 << 16
 
 
-def begins(file: IO[bytes], size: int) -> bool:
-    """Whether a file of `size` bytes has offsets of 64 bits as Hamamatsu's, by its first directory.
+def is_ndpi(file: IO[bytes], size: int) -> bool:
+    """Whether a file of `size` bytes is NDPI, judging by a private tag in its first directory.
 
-    Its header is that of a TIFF with offsets of 32 bits, but four more bytes belong to it.
+    NDPI has the header of a classic TIFF, but the offset in it has 64 bits instead of 32.
     """
     file.seek(0)
     head = file.read(HEADER.size).ljust(HEADER.size, b"\0")
@@ -67,12 +69,14 @@ def begins(file: IO[bytes], size: int) -> bool:
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether Hamamatsu's software wrote the file, by a tag that only it writes."""
+    """Whether Hamamatsu's software wrote the file, judging by its private tag."""
     return FORMAT in file.pages.first.tags
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe a Hamamatsu slide: the focal plane `at` "z", else the central one."""
+def parse(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE
+) -> SlideLayout:
+    """Describe a Hamamatsu slide at the focal plane `at` "z"; by default, the one nearest to 0."""
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
     in_pyramid = [page for page in pages if _number(page, SOURCE_LENS) > 0]
@@ -83,9 +87,9 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     full = max(page.imagewidth for page in in_pyramid)
     focal = sorted({_focal_plane(page) for page in in_pyramid if page.imagewidth == full})
     z = at.get("z", focal.index(min(focal, key=abs)))
-    alone = sum(_focal_plane(page) not in focal for page in in_pyramid)
-    if alone:
-        problems.append(f"{alone} level(s) of focal planes that lack level 0 are left out.")
+    incomplete = sum(_focal_plane(page) not in focal for page in in_pyramid)
+    if incomplete:
+        problems.append(f"{incomplete} level(s) of focal planes without level 0 are left out.")
     stored: list[LevelLayout] = []
     for page in in_pyramid:
         if _focal_plane(page) == focal[z] and all(page.imagewidth < item.width for item in stored):
@@ -105,28 +109,51 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     )
     return replace(
         layout,
-        levels=_with_scaled(stored),
+        levels=with_scaled(stored),
         background=0 if first.tags.valueof(FLUORESCENCE) else layout.background,
         objective=lens if lens > 0 else None,
-        hidden_planes=len(focal) - 1,
-        planes=Planes(z, size_z=len(focal), z_spacing=even_step(focal, NANOMETRES)),
-        barcode=properties.get("Reference"),
+        other_planes=len(focal) - 1,
+        planes=Planes(z, size_z=len(focal), z_spacing=even_step(focal, NANOMETER)),
+        barcode=properties.get("Barcode") or properties.get("Reference"),
     )
 
 
 def _number(page: TiffPage, code: int) -> float:
-    """Return a tag's number; 0 unless it is there and finite."""
+    """Return a tag's number; 0 if it is missing or not finite."""
     return tiff.number_tag(page, code) or 0
 
 
 def _text(page: TiffPage, code: int) -> str:
-    """Return a tag's text with all its white space, up to the first zero."""
+    """Return the text of an ASCII tag up to the first NUL; tifffile would strip white space."""
     tag = page.tags.get(code)
     if tag is None or tag.dtype != DATATYPE.ASCII:
         return ""
     file = page.parent.filehandle
-    file.seek(tag.valueoffset)
-    return file.read(tag.count).partition(b"\0")[0].decode("utf-8", "replace")
+    start = tag.valueoffset if tag.count > SHORTEST else _offset(page, tag)
+    text = b""
+    if HEADER.size <= start <= file.size - tag.count:
+        file.seek(start)
+        text = file.read(tag.count)
+    if tag.count <= SHORTEST and not text.endswith(b"\0"):
+        file.seek(tag.offset + VALUE)
+        text = file.read(tag.count)
+    return text.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _offset(page: TiffPage, tag: TiffTag) -> int:
+    """Return the value field of a tag as an offset, whose upper half follows the directory.
+
+    NDPI stores even the shortest strings outside the directory. Some programs store them in this
+    field, as TIFF does.
+    """
+    file = page.parent.filehandle
+    file.seek(tag.offset + VALUE)
+    low = file.read(4)
+    file.seek(page.offset)
+    start, size = page.offset + 2, ENTRY.size
+    count = int.from_bytes(file.read(2), "little")
+    file.seek(start + count * size + 8 + (tag.offset - start) // size * 4)
+    return int.from_bytes(low + file.read(4), "little")
 
 
 def _focal_plane(page: TiffPage) -> float:
@@ -134,26 +161,26 @@ def _focal_plane(page: TiffPage) -> float:
 
 
 def _level(page: TiffPage, path: str, problems: list[str]) -> LevelLayout:
-    """Describe a page, with tiles of many restart intervals where it has them."""
+    """Describe a page as tiles of several restart intervals, or as one tile if it has none."""
     if page.jpegheader is None:
         return _plain_level(page, path)
     columns = math.ceil(page.imagewidth / page.tilewidth)
     rows = math.ceil(page.imagelength / page.tilelength)
     lengths = page.databytecounts
-    spill = columns * page.tilewidth - page.imagewidth
-    if len(lengths) != rows * columns or min(lengths) <= 0 or spill >= page.tilelength:
+    excess = columns * page.tilewidth - page.imagewidth
+    if len(lengths) != rows * columns or min(lengths) <= 0 or excess >= page.tilelength:
         problems.append(
-            f"The places of the restart markers of the level of {page.imagewidth} x "
-            f"{page.imagelength} pixels contradict its size, so it is decoded as a whole."
+            f"The restart markers of the level of {page.imagewidth} x {page.imagelength} pixels "
+            "contradict its size, so it is decoded as a whole."
         )
         _forget_intervals(page)
         return _plain_level(page, path)
     level = tiff.page_level(page, path)
-    return replace(level, grid=_joined(level.grid))
+    return replace(level, grid=joined(level.grid))
 
 
 def _forget_intervals(page: TiffPage) -> None:
-    """Have the page be the one strip that its tags say."""
+    """Undo tifffile's division of the page into restart intervals: its tags declare one strip."""
     page.jpegheader = None
     page.tilewidth = page.tilelength = 0
     page.dataoffsets = page.tags.valueof(Tag.STRIP_OFFSETS)
@@ -161,7 +188,7 @@ def _forget_intervals(page: TiffPage) -> None:
 
 
 def _plain_level(page: TiffPage, path: str) -> LevelLayout:
-    """Describe a page that is one JPEG, whose own size counts: small levels' tags may be wrong."""
+    """Describe a page of one JPEG by the size in its header; tags of small levels may be wrong."""
     level = tiff.page_level(page, path)
     if page.compression != COMPRESSION.JPEG or level.grid.offsets.size != 1:
         return level
@@ -180,11 +207,12 @@ def _plain_level(page: TiffPage, path: str) -> LevelLayout:
     return level
 
 
-def _joined(grid: TileGrid) -> TileGrid:
-    """Make tiles of handy size of restart intervals that lie one below the other."""
+def joined(grid: TileGrid) -> TileGrid:
+    """Group vertically adjacent restart intervals into tiles of about `TILE_PIXELS` pixels."""
     count = min(max(1, TILE_PIXELS // (grid.tile_width * grid.tile_height)), grid.rows)
 
-    def regrouped(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    # The intervals of a tile become its planes, as `Encoding.jpeg_header` requires.
+    def regrouped(values: Integers) -> Integers:
         padded = np.pad(values[0], ((0, -grid.rows % count), (0, 0)))
         return padded.reshape(-1, count, grid.columns).swapaxes(0, 1)
 
@@ -196,11 +224,11 @@ def _joined(grid: TileGrid) -> TileGrid:
     )
 
 
-def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
-    """Add the levels that a JPEG decoder's smaller scales make, as OpenSlide counts them.
+def with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
+    """Add the levels that OpenSlide gets by decoding JPEGs at 1/2, 1/4 and 1/8 of their size.
 
-    Where a level is one large JPEG, they are averages of the next finer level instead, and those
-    are left out that whole pixels of it don't average to.
+    A level that can't be decoded at a smaller scale is averaged from the next finer one, if the
+    sizes divide evenly.
     """
     found: dict[int, tuple[LevelLayout, int]] = {}
     for level in stored:
@@ -232,7 +260,7 @@ def _can_be_scaled(level: LevelLayout) -> bool:
 
 
 def _scaled(level: LevelLayout, scale: int) -> LevelLayout:
-    """Describe a level as its decoder makes it smaller."""
+    """Describe the level that the decoder makes from another at 1/`scale` of its size."""
     width, height, grid = level.width // scale, level.height // scale, level.grid
     tile_height, tile_width = grid.tile_height // scale, grid.tile_width // scale
     needed = np.s_[:, : math.ceil(height / tile_height), : math.ceil(width / tile_width)]
@@ -245,9 +273,9 @@ def _scaled(level: LevelLayout, scale: int) -> LevelLayout:
     )
 
 
-def _properties(page: TiffPage) -> dict[str, Any]:
-    """Return what the tags say, under OpenSlide's names where it has one."""
-    found: dict[str, Any] = {}
+def _properties(page: TiffPage) -> Metadata:
+    """Return the values of the tags, under OpenSlide's names where it has them."""
+    found: Metadata = {}
     for name, code in (
         ("SourceLens", SOURCE_LENS),
         ("XOffsetFromSlideCentre", X_OFFSET),
@@ -255,15 +283,16 @@ def _properties(page: TiffPage) -> dict[str, Any]:
     ):
         if code in page.tags:
             found[name] = f"{_number(page, code):.17g}"
-    reference = _text(page, REFERENCE)
-    if reference:
-        found["Reference"] = reference
+    for name, code in (("Reference", REFERENCE), ("Barcode", BARCODE)):
+        if text := _text(page, code):
+            found[name] = text
     for record in _text(page, PROPERTIES).split("\r\n")[:MOST_FIELDS]:
         key, _, value = record.partition("=")
         if key and value:
             found[key] = value
     for name, value in (page.ndpi_tags or {}).items():
         number = isinstance(value, int | float) and math.isfinite(value)
-        if name not in KNOWN_ELSEWHERE and (number or (isinstance(value, str) and value)):
-            found.setdefault(name, value)
+        stated = value if number else _text(page, TIFF.NDPI_TAGS.get(name, 0)).strip()
+        if name not in OMITTED_TAGS and (number or stated):
+            found.setdefault(name, stated)
     return found

@@ -1,4 +1,4 @@
-"""Huron TIFF: stored as Aperio's slides are, but described in lines of its own."""
+"""Huron TIFF: Aperio's page layout, with a description of one ``key = value`` per line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether Huron's software wrote the file, by its first page's make."""
+    """Whether Huron's software wrote the file, judging by the Make tag of its first page."""
     first = file.pages.first
     return first.is_tiled and str(first.tags.valueof(Tag.MAKE)).startswith("Huron")
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe a Huron slide; see `aperio.stored`."""
+def parse(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE
+) -> SlideLayout:
+    """Describe a Huron slide; see `aperio.describe_pages`."""
     fields = pairs(file.pages.first.description.split("\n"))
-    return aperio.stored(file, source, "huron", fields, at, with_description=False)
+    return aperio.describe_pages(file, source, "huron", fields, at, with_description=False)

@@ -1,9 +1,9 @@
-"""What ImageJ says of the sizes of a stack, in a page's description."""
+"""The scale and channels of a stack, from the metadata that ImageJ writes."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,18 +15,22 @@ from napari_wsigpu.model.tags import RESUNIT, Tag
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import ArrayLike
     from tifffile import TiffFile, TiffPage
 
-# ImageJ writes letters beyond ASCII so; of the two that look like mu, programs write either.
+# ImageJ escapes non-ASCII letters. Programs write either of the two code points of mu.
 ESCAPES = {"\\u00b5": "\N{MICRO SIGN}", "\\u03bc": "\N{MICRO SIGN}", "\\u00c5": "å"}
 
 
-# What some programs write before a label, such as "c:1/3 z:2/5 - ".
+# The prefix that some programs add to a label, such as "c:1/3 z:2/5 - ".
 PLANE, LONGEST_LABEL = re.compile(r"^(?:[czt]:\d+/\d+\s*)+(?:-\s*)?"), 80
 
 
 class Scale(NamedTuple):
-    """Micrometres a pixel (x, y) and between planes, and seconds; None where it does not say."""
+    """Micrometers per pixel (x, y), micrometers between z planes, and seconds between t planes.
+
+    Each is None if the file does not state it.
+    """
 
     mpp: tuple[float, float] | None = None
     z_spacing: float | None = None
@@ -34,47 +38,50 @@ class Scale(NamedTuple):
 
 
 def scale_of(file: TiffFile, page: TiffPage) -> Scale:
-    """Return the scale of a file that ImageJ wrote, or a program that writes such files."""
-    said = file.imagej_metadata if file.is_imagej else None
-    if not said:
+    """Return the scale of a file with ImageJ's metadata; an empty one for other files."""
+    metadata = file.imagej_metadata if file.is_imagej else None
+    if not metadata:
         return Scale()
-    across = _micrometres(said.get("unit"))
-    down, deep = (_micrometres(said.get(f"{axis}unit")) or across for axis in "yz")
-    step = positive_number(str(said.get("spacing", "")).removeprefix("-"))
+    across = _micrometers(metadata.get("unit"))
+    down, deep = (_micrometers(metadata.get(f"{axis}unit")) or across for axis in "yz")
+    step = positive_number(str(metadata.get("spacing", "")).removeprefix("-"))
     spacing = None if step is None or deep is None else step * deep
     mpp = None
-    # Other units of the tags are as good as in any TIFF.
+    # With a unit in the tags, `pixel_size.from_tags` reads the size, as for other TIFFs.
     if page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH) == RESUNIT.NONE and across and down:
         x, y = (_per_pixel(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
         mpp = (x * across, y * down) if x and y else None
-    every, unit = positive_number(said.get("finterval")), ngff.seconds(said.get("tunit", "s"))
-    return Scale(mpp, spacing, every * unit if every and unit else None)
+    interval = positive_number(metadata.get("finterval"))
+    unit = ngff.seconds(metadata.get("tunit", "s"))
+    return Scale(mpp, spacing, interval * unit if interval and unit else None)
 
 
 def channels(
     file: TiffFile, planes: int, count: int, shown: Mapping[str, tuple[int, int]]
 ) -> tuple[Channel, ...]:
-    """Return what ImageJ says of channels: labels, colours and ranges; empty if it says nothing.
+    """Return the channels with ImageJ's labels, colors and ranges; empty without its metadata.
 
     Parameters
     ----------
     file : TiffFile
         The file.
-    planes, count : int
-        How many planes it has, and how many of them are the channels of one.
+    planes : int
+        Number of planes in the file, over all axes.
+    count : int
+        Number of channels.
     shown : Mapping of str to (int, int)
-        Which plane along "z" and "t" is shown, and how many there are.
+        Index of the shown plane and number of planes along "z" and "t".
     """
-    said = file.imagej_metadata if file.is_imagej else None
-    if not said or count < 2:
+    metadata = file.imagej_metadata if file.is_imagej else None
+    if not metadata or count < 2:
         return ()
-    labels, tables, ranges = (said.get(name) or () for name in ("Labels", "LUTs", "Ranges"))
+    labels, tables, ranges = (metadata.get(name) or () for name in ("Labels", "LUTs", "Ranges"))
     (z, depth), (t, _) = (shown.get(axis, (0, 1)) for axis in "zt")
-    first = (t * depth + z) * count  # channels are the fastest axis
+    first = (t * depth + z) * count  # channels vary fastest
     names = [""] * count
     if isinstance(labels, list) and len(labels) == planes:
         names = [PLANE.sub("", str(label))[:LONGEST_LABEL] for label in labels[first:][:count]]
-    if len({*names}) < count:  # of a file, not of a channel
+    if len({*names}) < count:  # the labels name a file, not channels
         names = [""] * count
     return tuple(
         Channel(
@@ -86,15 +93,15 @@ def channels(
     )
 
 
-def _color(table: Any) -> str | None:
-    """Return the colour of the brightest values; None for gray."""
+def _color(table: ArrayLike) -> str | None:
+    """Return the color of the brightest value in a lookup table; None if it is gray."""
     shades = np.asarray(table)
     if shades.shape != (3, 256) or len({*shades[:, -1].tolist()}) == 1:
         return None
     return "#" + "".join(f"{int(shade) & 255:02x}" for shade in shades[:, -1])
 
 
-def _window(pair: Sequence[Any]) -> tuple[float, float] | None:
+def _window(pair: Sequence[object]) -> tuple[float, float] | None:
     try:
         low, high = map(number, map(str, pair))
     except ValueError:
@@ -102,11 +109,11 @@ def _window(pair: Sequence[Any]) -> tuple[float, float] | None:
     return (low, high) if low < high else None
 
 
-def _micrometres(unit: Any) -> float | None:
+def _micrometers(unit: object) -> float | None:
     name = str(unit).lower()
     for escape, letter in ESCAPES.items():
         name = name.replace(escape, letter)
-    return ngff.micrometres(name)
+    return ngff.micrometers(name)
 
 
 def _per_pixel(page: TiffPage, code: int) -> float | None:

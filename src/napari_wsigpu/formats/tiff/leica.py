@@ -1,10 +1,11 @@
-"""Leica SCN: scanned regions that make up the mosaic of one collection."""
+"""Leica SCN: the scanned regions of a collection form one mosaic."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,15 +14,7 @@ from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
 from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError
-from napari_wsigpu.model.layout import (
-    AssociatedLayout,
-    Channel,
-    LevelLayout,
-    Part,
-    Planes,
-    SlideFile,
-    SlideLayout,
-)
+from napari_wsigpu.model.layout import Channel, LevelLayout, Part, Planes
 from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
@@ -30,12 +23,17 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffPage
 
+    from napari_wsigpu.model.layout import AssociatedLayout, SlideFile, SlideLayout
+
 NAMESPACES = (
     "http://www.leica-microsystems.com/scn/2010/03/10",
     "http://www.leica-microsystems.com/scn/2010/10/01",
 )
 BRIGHTFIELD = "brightfield"
-MOST_DIFFERENT = 0.02
+# Relative difference of pixel size up to which regions share a mosaic.
+SPACING_TOLERANCE = 0.02
+# Lowest ratio of pixel sizes at which an image is an overview of an image that it overlaps.
+LEAST_RATIO = 5
 FIELDS = {
     "aperture": "scanSettings/illuminationSettings/numericalAperture",
     "creation-date": "creationDate",
@@ -45,7 +43,7 @@ FIELDS = {
 
 
 class _Dimension(NamedTuple):
-    """One resolution: its size, and the page of each channel."""
+    """One resolution: its size in pixels, and the page of each channel."""
 
     width: int
     height: int
@@ -53,7 +51,7 @@ class _Dimension(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """One scan; its place and extent on the slide in nanometres."""
+    """One image: a scan or an overview; its position and size on the slide are in nanometers."""
 
     left: int
     top: int
@@ -70,62 +68,89 @@ class _Image(NamedTuple):
         return self.fields.get("illumination-source", "unknown")
 
     def spacing(self, level: int) -> float:
-        """Nanometres a pixel."""
+        """Nanometers per pixel of a level."""
         return self.width / self.dimensions[level].width
 
+    def shows(self, other: _Image) -> bool:
+        """Whether it shows a part of another image at a much lower resolution."""
+        across = self.left < other.left + other.width and other.left < self.left + self.width
+        down = self.top < other.top + other.height and other.top < self.top + self.height
+        return across and down and self.spacing(0) >= LEAST_RATIO * other.spacing(0)
+
     def fits(self, first: _Image) -> bool:
-        """Whether it can lie in one mosaic with another."""
-        return (
-            self.fields.get("objective") == first.fields.get("objective")
-            and len(self.dimensions) == len(first.dimensions)
-            and all(
-                len(mine.pages) == len(other.pages)
-                and abs(self.spacing(level) / first.spacing(level) - 1) <= MOST_DIFFERENT
-                for level, (mine, other) in enumerate(
-                    zip(self.dimensions, first.dimensions, strict=True)
-                )
-            )
+        """Whether it can share a mosaic with another image."""
+        mine, other = (
+            (image.fields.get("objective"), *(len(each.pages) for each in image.dimensions))
+            for image in (self, first)
+        )
+        return mine == other and all(
+            abs(self.spacing(level) / first.spacing(level) - 1) <= SPACING_TOLERANCE
+            for level in range(len(self.dimensions))
         )
 
 
 class _Collection(NamedTuple):
-    """What the XML says; the slide's extent in nanometres."""
+    """The contents of the XML; the slide's width and height are in nanometers.
+
+    `labels` are pages with pictures of the slide's label.
+    """
 
     width: int
     height: int
     images: tuple[_Image, ...]
     barcode: str | None
+    labels: tuple[int, ...] = ()
 
-    def is_macro(self, image: _Image) -> bool:
-        return image[:4] == (0, 0, self.width, self.height)
+    def is_overview(self, image: _Image, finest: _Image) -> bool:
+        """Whether an image shows the whole slide or, from Aperio Versa scanners, most of it."""
+        return image[:4] == (0, 0, self.width, self.height) or image.shows(finest)
+
+    def frame(self, image: _Image, level: LevelLayout) -> tuple[float, float, float, float] | None:
+        """Return the area of an image as in `AssociatedLayout`, for this level 0."""
+        if min(self.width, self.height) < 1:
+            return None
+        found = (
+            float(image.left) * level.width / self.width,
+            float(image.top) * level.height / self.height,
+            float(image.width) * level.width / self.width,
+            float(image.height) * level.height / self.height,
+        )
+        return found if math.isfinite(sum(found)) else None
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether Leica's software wrote the file, by the namespace in its description."""
+    """Whether Leica's software wrote the file, judging by the namespace in its description."""
     first = file.pages.first
     text = tiff.text_tag(first, Tag.DESCRIPTION)
     return first.is_tiled and any(name in text for name in NAMESPACES)
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe a Leica slide: all regions of one kind in one mosaic.
+def parse(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE
+) -> SlideLayout:
+    """Describe a Leica slide as one mosaic of all regions with the same illumination.
 
-    Shown is the plane `at` "z", else the first one, as OpenSlide does.
+    `at` "z" selects the plane; the default is the first one, as in OpenSlide.
     """
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
     z = at.get("z", 0)
     collection = _collection(tiff.text_tag(pages[0], Tag.DESCRIPTION), len(pages), z, problems)
-    macros = [image for image in collection.images if collection.is_macro(image)]
-    scans = [image for image in collection.images if not collection.is_macro(image)]
+    macros: list[_Image] = []
+    scans: list[_Image] = []
+    finest = min(collection.images, key=lambda image: image.spacing(0), default=None)
+    for image in collection.images:
+        is_macro = finest is not None and collection.is_overview(image, finest)
+        (macros if is_macro else scans).append(image)
     if collection.images and not scans:
         raise UnsupportedSlideError(
-            f"'{path}' holds no scanned region, but only an overview of the slide, which may show "
-            "its label; scan it, or open the overview as an ordinary picture."
+            f"'{path}' holds no scanned region, only an overview of the slide, which may show its "
+            "label; scan the slide, or open the overview as an ordinary image."
         )
-    regions = _alike(scans, problems)
+    regions = _shown_regions(scans, problems)
     levels, regions = _levels(collection, regions, pages, path, problems)
-    page = pages[regions[0].dimensions[0].pages[0]] if regions else _largest(pages)
+    largest = max(pages, key=lambda page: page.imagewidth * page.imagelength)
+    page = pages[regions[0].dimensions[0].pages[0]] if regions else largest
     if not levels:
         levels = [tiff.page_level(page, path)]
 
@@ -138,12 +163,17 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
         "leica",
         levels,
         page,
-        {**fields, "regions": levels[0].places},
+        {**fields, "regions": levels[0].part_bounds},
         with_description=False,
         channels=first.channels if first is not None else (),
         associated=[
-            replace(macro, frame=(0, 0, levels[0].width, levels[0].height) if regions else None)
-            for macro in _macro(macros, pages, path, problems)
+            *(
+                replace(macro, frame=collection.frame(image, levels[0]) if regions else None)
+                for image, macro in _macro(macros, pages, path, problems)
+            ),
+            *tiff.associated_images(
+                (("label", pages[number]) for number in collection.labels), path, problems
+            ),
         ],
         problems=problems,
     )
@@ -153,7 +183,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
         layout,
         mpp=layout.mpp or (None if spacing is None else (spacing, spacing)),
         objective=positive_number(fields.get("objective")),
-        hidden_planes=planes - 1,
+        other_planes=planes - 1,
         planes=Planes(z, size_z=planes, z_spacing=None if first is None else first.z_spacing),
         scanner=fields.get("device-model", "").split(";")[0] or None,
         scan_date=fields.get("creation-date"),
@@ -161,16 +191,16 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     )
 
 
-# What the XML says
+# Parsing the XML
 
 
 def _collection(text: str, pages: int, z: int, problems: list[str]) -> _Collection:
     try:
         element = markup.root(text).find("{*}collection")
         if element is None:
-            raise ValueError("its XML names no collection of images")
+            raise ValueError("its XML has no collection of images")
     except ValueError as error:
-        problems.append(f"The slide's largest image is shown alone: {error}.")
+        problems.append(f"Only the slide's largest image is shown: {error}.")
         return _Collection(0, 0, (), None)
     images = []
     reasons = []
@@ -184,24 +214,36 @@ def _collection(text: str, pages: int, z: int, problems: list[str]) -> _Collecti
     try:
         width, height = _size(element)
     except ValueError as error:
-        problems.append(f"The collection is as large as its images reach: {error}.")
+        problems.append(f"The collection's size is derived from its images: {error}.")
         width = max((image.left + image.width for image in images), default=0)
         height = max((image.top + image.height for image in images), default=0)
-    return _Collection(width, height, tuple(images), _barcode(element, problems))
+    labels = _labels(element, pages)
+    return _Collection(width, height, tuple(images), _barcode(element, problems), labels)
+
+
+def _labels(collection: Element, pages: int) -> tuple[int, ...]:
+    """Return the pages with pictures of the label, which Aperio Versa scanners store."""
+    found = []
+    for child in collection.iterfind("{*}supplementalImage"):
+        with suppress(ValueError):
+            page = whole_number(child.get("ifd"))
+            if child.get("type", "").lower() == "label" and 0 <= page < pages:
+                found.append(page)
+    return tuple(found)
 
 
 def _size(element: Element) -> tuple[int, int]:
     width, height = (whole_number(element.get(name)) for name in ("sizeX", "sizeY"))
     if min(width, height) < 1:
-        raise ValueError("its size is not above 0")
+        raise ValueError("its size is not positive")
     return width, height
 
 
 def _image(element: Element, pages: int, z: int) -> _Image:
-    """Describe an image: its plane of that number, or its only one."""
+    """Describe plane `z` of an image, or its first plane if it has fewer."""
     view = element.find("{*}view")
     if view is None:
-        raise ValueError("its place on the slide is not given")
+        raise ValueError("its position on the slide is missing")
     left, top = (whole_number(view.get(name)) for name in ("offsetX", "offsetY"))
     width, height = _size(view)
     found: dict[tuple[int, int], dict[int, int]] = {}
@@ -212,7 +254,7 @@ def _image(element: Element, pages: int, z: int) -> _Image:
             continue
         channel, page = whole_number(child.get("c", "0")), whole_number(child.get("ifd"))
         if not 0 <= page < pages:
-            raise ValueError(f"it is said to be in page {page}, which the file lacks")
+            raise ValueError(f"it refers to page {page}, which the file lacks")
         found.setdefault(_size(child), {}).setdefault(channel, page)
     if not found:
         raise ValueError("it has no pixels")
@@ -220,11 +262,11 @@ def _image(element: Element, pages: int, z: int) -> _Image:
         _Dimension(*size, tuple(page for _, page in sorted(channels.items())))
         for size, channels in sorted(found.items(), reverse=True)
     ]
-    fields = texts((name, element.findtext(_path(way))) for name, way in FIELDS.items())
+    fields = texts((name, element.findtext(_path(names))) for name, names in FIELDS.items())
     device = element.find("{*}device")
     if device is not None:
         fields |= texts((f"device-{name}", device.get(name)) for name in ("model", "version"))
-    nanometres = positive_number(view.get("spacingZ"))
+    nanometers = positive_number(view.get("spacingZ"))
     return _Image(
         left,
         top,
@@ -234,16 +276,14 @@ def _image(element: Element, pages: int, z: int) -> _Image:
         fields,
         _channels(element),
         len(planes),
-        None if nanometres is None else nanometres / 1000,
+        None if nanometers is None else nanometers / 1000,
     )
 
 
 def _channels(element: Element) -> tuple[Channel, ...]:
     settings = element.iterfind(_path("scanSettings/channelSettings/channel"))
-    found = [
-        (whole_number(child.get("index", str(place))), child)
-        for place, child in enumerate(settings)
-    ]
+    numbered = enumerate(settings)
+    found = [(whole_number(child.get("index", str(n))), child) for n, child in numbered]
     return tuple(
         Channel((child.get("name") or f"channel {index}")[:LONGEST_TEXT], _color(child.get("rgb")))
         for index, child in sorted(found, key=lambda item: item[0])
@@ -264,33 +304,34 @@ def _barcode(collection: Element, problems: list[str]) -> str | None:
     try:
         code = base64.b64decode(text[:LONGEST_TEXT]).decode(errors="replace")
     except (binascii.Error, ValueError):
-        problems.append("The slide's barcode is no valid base64; it is given as it is stored.")
+        problems.append("The slide's barcode is not valid base64; it is shown as stored.")
         code = text[:LONGEST_TEXT]
     return code
 
 
-def _path(way: str) -> str:
-    return "/".join(f"{{*}}{name}" for name in way.split("/"))
+def _path(names: str) -> str:
+    """Return an ElementTree path of these names in any namespace."""
+    return "/".join(f"{{*}}{name}" for name in names.split("/"))
 
 
-# What is shown
+# Composing the levels
 
 
-def _alike(scans: list[_Image], problems: list[str]) -> list[_Image]:
-    """Choose the brightfield regions, else those of the first kind, that fit in one mosaic."""
+def _shown_regions(scans: list[_Image], problems: list[str]) -> list[_Image]:
+    """Choose the regions of the mosaic: brightfield, or else the first region's illumination."""
     if not scans:
         return []
     kinds = [image.illumination for image in scans]
     kind = BRIGHTFIELD if BRIGHTFIELD in kinds else kinds[0]
     others = len(scans) - kinds.count(kind)
     if others:
-        problems.append(f"{others} region(s) of another illumination than {kind} are not shown.")
+        problems.append(f"{others} region(s) with an illumination other than {kind} are not shown.")
     same = [image for image in scans if image.illumination == kind]
     regions = [image for image in same if image.fits(same[0])]
     if len(regions) < len(same):
         problems.append(
-            f"{len(same) - len(regions)} region(s) of another objective, resolution or number of "
-            "levels are not shown."
+            f"{len(same) - len(regions)} region(s) with another objective, resolution or number "
+            "of levels are not shown."
         )
     return regions
 
@@ -302,7 +343,7 @@ def _levels(
     path: str,
     problems: list[str],
 ) -> tuple[list[LevelLayout], list[_Image]]:
-    """Make a mosaic of the regions for each level."""
+    """Return the mosaic of each level, and the regions that it consists of."""
 
     @cache
     def picture(numbers: tuple[int, ...]) -> LevelLayout:
@@ -319,7 +360,7 @@ def _levels(
             continue
         first = pictures[0] if pictures else images
         if len({(image.channels, image.dtype) for image in (first[0], *images)}) > 1:
-            reasons.append("Its channels or sample type are others than the first one's.")
+            reasons.append("Its channels or sample type differ from the first region's.")
             continue
         pictures.append(images)
         used.append(region)
@@ -332,8 +373,8 @@ def _levels(
         height = math.ceil(collection.height / spacing)
         if not 0 < min(width, height) <= max(width, height) < tiff.LARGEST_SIDE:
             problems.append(
-                "The slide's XML gives the collection a size that no slide has; its first image "
-                "is shown alone."
+                "The slide's XML gives the collection an impossible size; only its first image "
+                "is shown."
             )
             return [], used
         parts = [
@@ -346,13 +387,10 @@ def _levels(
 
 def _macro(
     macros: list[_Image], pages: list[TiffPage], path: str, problems: list[str]
-) -> list[AssociatedLayout]:
+) -> list[tuple[_Image, AssociatedLayout]]:
     macros = [image for image in macros if image.illumination == BRIGHTFIELD]
     if len(macros) > 1:
         problems.append(f"The slide has {len(macros)} overviews; the first one is shown.")
-    named = (("macro", pages[image.dimensions[0].pages[0]]) for image in macros[:1])
-    return tiff.associated_images(named, path, problems)
-
-
-def _largest(pages: list[TiffPage]) -> TiffPage:
-    return max(pages, key=lambda page: page.imagewidth * page.imagelength)
+    shown = macros[:1]
+    named = (("macro", pages[image.dimensions[0].pages[0]]) for image in shown)
+    return list(zip(shown, tiff.associated_images(named, path, problems), strict=False))

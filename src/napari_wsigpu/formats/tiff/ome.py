@@ -1,17 +1,17 @@
-"""OME-TIFF: its XML names channels, says the size of pixels, and lists several images."""
+"""OME-TIFF: OME-XML gives the channels, the pixel size and the file's other images."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tifffile import TiffFile, TiffFileError
 
 from napari_wsigpu.formats import markup, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
-from napari_wsigpu.formats.pictures import beside_name
+from napari_wsigpu.formats.pictures import associated_name
 from napari_wsigpu.formats.tiff import claims, companion, pixel_size, tiff
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
@@ -23,28 +23,32 @@ if TYPE_CHECKING:
 
     from tifffile import TiffPageSeries
 
-MICROMETRES = {
+    from napari_wsigpu.formats.fields import Metadata
+
+MICROMETERS = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
     "um": 1.0, "nm": 1e-3, "pm": 1e-6, "fm": 1e-9, "Å": 1e-4, "km": 1e9, "thou": 25.4,
     "in": 25400.0, "ft": 304800.0, "yd": 914400.0, "pt": 25400.0 / 72,
 }  # fmt: skip
-NO_LENGTHS = {"pixel", "reference frame"}
+NOT_LENGTHS = {"pixel", "reference frame"}
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
-CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
-TAKEN = "What this file holds is shown as channels in its order, which may be planes."
+CONTRADICTION = "The OME-XML contradicts itself and is ignored."
+PAGES_AS_CHANNELS = (
+    "The pages of this file are shown as channels, in file order; they may be planes."
+)
 LONGEST_KEPT = 1 << 18
 MOST_NAMED = 5
-# Files of an image: a plane, channel or time each.
-MOST_BESIDE = 1024
-PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
+# Files of one image, each of which holds a plane, a channel or a time point.
+MOST_FILES = 1024
+TIFF_DATA_NUMBERS = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
 
 
 class OmeDescription(NamedTuple):
-    """What OME-XML says of an image."""
+    """The contents of one Image element of OME-XML."""
 
     mpp: tuple[float, float] | None
     channels: tuple[Channel, ...]
-    metadata: dict[str, Any]
+    metadata: Metadata
     objective: float | None = None
     scanner: str | None = None
     scan_date: str | None = None
@@ -54,90 +58,94 @@ class OmeDescription(NamedTuple):
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether the file has OME-XML, by how its first description ends."""
+    """Whether the first description of the file is OME-XML."""
     return bool(file.is_ome)
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+def parse(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.DEFAULT_PLANE
+) -> SlideLayout:
     """Describe a plane of the largest image of an OME-TIFF; see `tiff.parse`."""
     xml = file.ome_metadata or ""
     root = markup.parse(xml)
-    elsewhere = companion.of_file(file, root)
-    if elsewhere is not None:
+    external = companion.of_file(file, root)
+    if external is not None:
         path = file.filehandle.path
-        with TiffFile(path, omexml=elsewhere) as described_there:
-            claims.check(described_there, source.path)
-            return parse(described_there, source, at)
+        with TiffFile(path, omexml=external) as reopened:
+            claims.check(reopened, source.path)
+            return parse(reopened, source, at)
     distrust = _distrust(root, file)
     if distrust is not None:
-        # tifffile would look for images where such XML says.
+        # Keep tifffile from looking for planes where this XML says they are.
         setattr(file, "is_ome", False)  # noqa: B010
     layout = tiff.layout_of(file, source, at)
     main = tiff.main_image(file, source.path)
     page = tiff.keyframe(main)
     if distrust is not None and len(layout.files) == 1:
         unnamed = not layout.rgb and layout.levels[0].channels > 1
-        said = (distrust, TAKEN) if unnamed else (distrust,)
-        layout = replace(layout, problems=(*layout.problems, *said))
+        added = (distrust, PAGES_AS_CHANNELS) if unnamed else (distrust,)
+        layout = replace(layout, problems=(*layout.problems, *added))
     if root is None or distrust == CONTRADICTION:
         return pixel_size.with_size(layout, file, page)
     index = _index_of(main, file, root) if main.kind == "ome" else _only_one_of(main, root)
-    described = None if index is None else describe(root, index)
-    if described is None:
+    description = None if index is None else describe(root, index)
+    if description is None:
         return pixel_size.with_size(layout, file, page)
     if distrust is None and main.kind != "ome":
-        layout = replace(layout, problems=(*layout.problems, *_unplaced(described, layout)))
+        layout = replace(layout, problems=(*layout.problems, *_unplaced(description, layout)))
     count = layout.levels[0].channels
-    stated = described.metadata["Pixels"]
+    stated = description.metadata["Pixels"]
     flat = stated.get("SizeZ") == stated.get("SizeT") == "1"
-    known = not layout.rgb and (distrust is None or flat)  # else planes may stand for channels
-    channels = described.channels
-    if main.kind == "ome" and len(channels) > count:  # those of missing pages are left out
+    known = not layout.rgb and (distrust is None or flat)  # otherwise channels may be planes
+    channels = description.channels
+    if main.kind == "ome" and len(channels) > count:  # the pages of some channels are missing
         held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
         channels = tuple(channels[index] for index in held if index < len(channels))
     named = known and len(channels) == count
     associated, problems = layout.associated, list[str]()
     if main.kind == "ome":
         associated, problems = _other_images(main, file, source.path)
-    metadata = {"ome": described.metadata, **layout.metadata}
+    metadata = {"ome": description.metadata, **layout.metadata}
     record = _record(root)
     if record:
         metadata["wsigpu"] = wsigpu.origin(record)
     if len(xml) <= LONGEST_KEPT:
-        described.metadata["OME"] = markup.nested(root)
+        description.metadata["OME"] = markup.nested(root)
         metadata["tiff"].pop("ImageDescription", None)
-    layout = pixel_size.with_size(layout, file, page, described.mpp)
+    layout = pixel_size.with_size(layout, file, page, description.mpp)
     return replace(
         layout,
         associated=associated,
         channels=channels if named else layout.channels,
-        planes=replace(layout.planes, z_spacing=described.z_spacing, time_step=described.time_step),
-        objective=described.objective,
-        scanner=described.scanner or layout.scanner,
-        scan_date=described.scan_date,
+        planes=replace(
+            layout.planes, z_spacing=description.z_spacing, time_step=description.time_step
+        ),
+        objective=description.objective,
+        scanner=description.scanner or layout.scanner,
+        scan_date=description.scan_date,
         metadata=metadata,
-        problems=(*layout.problems, *described.problems, *problems),
+        problems=(*layout.problems, *description.problems, *problems),
     )
 
 
 def describe(root: Element, index: int = 0) -> OmeDescription | None:
-    """Return what OME-XML says of one of its images; None if it has no such image."""
+    """Describe the image with this index in OME-XML; None if there is no such image."""
     images = list(markup.children(root, "Image"))
     image = images[index] if index < len(images) else None
     pixels = markup.child(image, "Pixels")
     if image is None or pixels is None:
         return None
-    sizes = [_micrometres(pixels, axis) for axis in "XY"]
+    sizes = [_micrometers(pixels, axis) for axis in "XY"]
     problems = [
-        f"The size of a pixel along {axis} ({given!r}) is not possible."
+        f"The pixel size along {axis} ({given!r}) is invalid."
         for axis, size in zip("XY", sizes, strict=True)
         if size is None
         and (given := pixels.get(f"PhysicalSize{axis}", "")[:40])
-        and pixels.get(f"PhysicalSize{axis}Unit", "µm") in MICROMETRES
+        and pixels.get(f"PhysicalSize{axis}Unit", "µm") in MICROMETERS
     ]
     units = {pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY"}
-    if not units <= MICROMETRES.keys() | NO_LENGTHS:
-        problems.append("The size of a pixel has no known unit of length, so that none is given.")
+    if not units <= MICROMETERS.keys() | NOT_LENGTHS:
+        problems.append("The pixel size has an unknown unit of length and is ignored.")
     channels = list(markup.children(pixels, "Channel"))
     instrument = _instrument(root, image)
     return OmeDescription(
@@ -155,39 +163,38 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         scanner=_scanner(instrument),
         scan_date=markup.text(image, "AcquisitionDate"),
         problems=tuple(problems),
-        z_spacing=_micrometres(pixels, "Z"),
+        z_spacing=_micrometers(pixels, "Z"),
         time_step=_time_step(pixels),
     )
 
 
 def _distrust(root: Element | None, file: TiffFile) -> str | None:
-    """Say why the XML is no guide to the file's images; None if it is."""
+    """Return the reason why the XML doesn't describe the file's pages; None if it does."""
     if root is None:
-        return "The OME-XML can't be read, so that names of channels may be missing, or sizes."
+        return "The OME-XML can't be read; channel names and sizes may be missing."
     if markup.child(root, "BinaryOnly") is not None:
         return (
-            "The OME-XML lies in another file, which is not read as it is not beside this one, "
-            "damaged or does not name it: what it says of channels, and planes of other files, "
-            "are missing."
+            "The OME-XML is in another file, which is missing from this folder, damaged or "
+            "doesn't name this file: channel names and the planes of other files are missing."
         )
     areas = {root.get("UUID"): [directory.pixels for directory in claims.directories(file)]}
     others = _other_files(root, file.filename)
-    beside = _beside(others, file)
-    if beside is None:
+    other_areas = _page_areas(others, file)
+    if other_areas is None:
         return (
-            f"The OME-XML says that planes lie in {len(others)} other file(s), which are not "
-            "shown; have all of them, undamaged, in the folder of this one."
+            f"The OME-XML refers to planes in {len(others)} other file(s), which are not shown; "
+            "copy all of them, undamaged, to this file's folder."
         )
     try:
-        sound = all(_is_sound(element) for element in root.iter()) and _fits(root, areas | beside)
+        sound = all(map(_is_sound, root.iter())) and _fits(root, areas | other_areas)
     except (ValueError, KeyError):
         sound = False
     return None if sound else CONTRADICTION
 
 
-def _beside(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[int]] | None:
-    """Return the areas of the pages of other files, by their UUIDs; None if one can't be read."""
-    if len(others) > MOST_BESIDE or (others and not file.filehandle.is_file):
+def _page_areas(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[int]] | None:
+    """Return the pixel count of each page of other files, by UUID; None if a file can't be read."""
+    if len(others) > MOST_FILES or (others and not file.filehandle.is_file):
         return None
     found: dict[str | None, list[int]] = {}
     for uuid, name in others.items():
@@ -195,7 +202,7 @@ def _beside(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[
             return None
         path = Path(file.filehandle.path).with_name(name)
         try:
-            if not path.is_file():  # to open a pipe would wait
+            if not path.is_file():  # opening a pipe would block
                 return None
             with TiffFile(path) as other:
                 if not claims.check(other, str(path)):
@@ -209,9 +216,10 @@ def _beside(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[
 
 
 def _fits(root: Element, files: Mapping[str | None, list[int]]) -> bool:
-    """Whether images have no more planes, each as large as those of the files, than any slide has.
+    """Whether images have at most as many planes as the limits allow.
 
-    tifffile makes a list of as many as fit the sizes, whatever the files hold.
+    tifffile allocates a list of planes from the declared sizes, whatever the files hold. The number
+    of planes is estimated by dividing an image's samples by the pixels of its smallest page.
     """
     own = files[root.get("UUID")]
     named = 0
@@ -232,7 +240,7 @@ def _fits(root: Element, files: Mapping[str | None, list[int]]) -> bool:
 
 
 def _other_files(root: Element, filename: str) -> dict[str, str]:
-    """Return the names of other files that planes are said to lie in, by their UUIDs."""
+    """Return the names, by UUID, of the other files in which the XML places planes."""
     own = root.get("UUID")
     others = dict[str, str]()
     for element in root.iter():
@@ -246,21 +254,19 @@ def _other_files(root: Element, filename: str) -> dict[str, str]:
 
 
 def _is_sound(element: Element) -> bool:
-    """Whether the numbers that say where planes lie are possible.
+    """Whether the sizes and plane indices of an element are valid.
 
     Raises
     ------
     ValueError, KeyError
-        If a number is none, or is missing.
+        If one of them is missing or is not a number.
     """
     name = markup.name(element)
     if name == "Pixels":
         axes = element.attrib["DimensionOrder"]
         sizes = {axis: int(element.attrib[f"Size{axis}"]) for axis in "XYCZT"}
-        samples = {
-            int(channel.get("SamplesPerPixel", 1))
-            for channel in markup.children(element, "Channel")
-        }
+        channels = markup.children(element, "Channel")
+        samples = {int(channel.get("SamplesPerPixel", 1)) for channel in channels}
         return (
             sorted(axes) == sorted(sizes)
             and axes[:2] == "XY"
@@ -273,35 +279,33 @@ def _is_sound(element: Element) -> bool:
         return all(
             0 <= int(value) <= limits.planes
             for key, value in element.attrib.items()
-            if key in PLACES
+            if key in TIFF_DATA_NUMBERS
         )
     if name.startswith("ModuloAlong") and "Start" in element.attrib:
-        start, end, step = (
-            float(element.get(key, missing))
-            for key, missing in (("Start", ""), ("End", ""), ("Step", "1"))
-        )
+        defaults = {"Start": "", "End": "", "Step": "1"}
+        start, end, step = (float(element.get(key, text)) for key, text in defaults.items())
         return step != 0 and 0 <= (end - start) / step <= limits.planes
     return True
 
 
 def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
-    """Return which image of the XML a series is: of those of its size, by their order."""
+    """Return the index of a series' image in the XML; images of one size are matched in order."""
     size = tiff.size(main)
-    alike = [series for series in tiff.images(file) if tiff.size(series) == size]
+    same_size = [series for series in tiff.images(file) if tiff.size(series) == size]
     indices = []
     for index, image in enumerate(markup.children(root, "Image")):
         pixels = markup.child(image, "Pixels")
-        if pixels is not None and size == (
-            int(pixels.attrib["SizeX"]),
-            int(pixels.attrib["SizeY"]),
-        ):
+        if pixels is not None and size == tuple(int(pixels.attrib[f"Size{a}"]) for a in "XY"):
             indices.append(index)
-    index = alike.index(main)
+    index = same_size.index(main)
     return indices[index] if index < len(indices) else 0
 
 
 def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
-    """Return which image of the XML alone is of a series' size, though it does not lay it out."""
+    """Return the index of the XML's only image of a series' size; None unless there is exactly one.
+
+    Used for series that tifffile did not build from the XML.
+    """
     size = tuple(map(str, tiff.size(main)))
     found = [
         index
@@ -312,14 +316,14 @@ def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _unplaced(described: OmeDescription, layout: SlideLayout) -> list[str]:
-    """Say that the XML tells of more planes than are shown, but not where these lie."""
-    stated = math.prod(int(described.metadata["Pixels"][f"Size{axis}"]) for axis in "CZT")
+def _unplaced(description: OmeDescription, layout: SlideLayout) -> list[str]:
+    """Return a problem if the XML declares more planes than are shown, without their pages."""
+    stated = math.prod(int(description.metadata["Pixels"][f"Size{axis}"]) for axis in "CZT")
     shown = layout.planes.size_z * layout.planes.size_t * layout.levels[0].channels
     if stated <= shown:
         return []
     return [
-        f"The OME-XML tells of {stated} planes, but not where in the file they lie: {shown} of "
+        f"The OME-XML declares {stated} planes without their positions in the file; {shown} of "
         "them can be shown."
     ]
 
@@ -327,14 +331,14 @@ def _unplaced(described: OmeDescription, layout: SlideLayout) -> list[str]:
 def _other_images(
     main: TiffPageSeries, file: TiffFile, path: str
 ) -> tuple[tuple[AssociatedLayout, ...], list[str]]:
-    """Return pictures that are called label, macro or thumbnail, and what is said of others."""
+    """Return the images named label, macro or thumbnail, and problems that list the others."""
     associated: dict[str, AssociatedLayout] = {}
     unshown: list[str] = []
     problems: list[str] = []
     for series in tiff.images(file):
         if series is main:
             continue
-        name = beside_name(series.name) if tiff.can_be_beside(series) else None
+        name = associated_name(series.name) if tiff.can_be_associated(series) else None
         if name is None or name in associated:
             width, height = tiff.size(series)
             unshown.append(f"{series.name[:60]!r} ({width} x {height})")
@@ -347,14 +351,14 @@ def _other_images(
     if unshown:
         more = ", ..." if len(unshown) > MOST_NAMED else ""
         problems.append(
-            f"{len(unshown)} further image(s) of the file are not shown: "
+            f"{len(unshown)} more image(s) of the file are not shown: "
             f"{', '.join(unshown[:MOST_NAMED])}{more}."
         )
     return tuple(associated.values()), problems
 
 
-def _record(root: Element) -> dict[str, Any]:
-    """Return the record of a slide that was converted; an empty one if there is none."""
+def _record(root: Element) -> Metadata:
+    """Return the record that this package's conversion wrote; an empty one if there is none."""
     annotations = markup.child(root, "StructuredAnnotations")
     for annotation in markup.children(annotations, "CommentAnnotation"):
         if annotation.get("Namespace") == wsigpu.RECORD_NAMESPACE:
@@ -363,7 +367,7 @@ def _record(root: Element) -> dict[str, Any]:
 
 
 def _instrument(root: Element, image: Element) -> Element | None:
-    """Return the instrument that an image refers to, or the only one."""
+    """Return the instrument that an image refers to, else the only one of the file."""
     instruments = list(markup.children(root, "Instrument"))
     reference = markup.child(image, "InstrumentRef")
     if reference is not None:
@@ -372,7 +376,7 @@ def _instrument(root: Element, image: Element) -> Element | None:
 
 
 def _objective(instrument: Element | None, settings: Element | None) -> float | None:
-    """Return the magnification of the objective that an image refers to, or of the only one."""
+    """Return the magnification of the objective that an image refers to, else of the only one."""
     objectives = list(markup.children(instrument, "Objective"))
     if settings is not None:
         objectives = [item for item in objectives if item.get("ID") == settings.get("ID")]
@@ -382,30 +386,30 @@ def _objective(instrument: Element | None, settings: Element | None) -> float | 
 
 
 def _scanner(instrument: Element | None) -> str | None:
-    """Return make and model of the microscope."""
+    """Return the make and model of the microscope."""
     microscope = markup.child(instrument, "Microscope")
     if microscope is None:
         return None
     parts = (microscope.get("Manufacturer"), microscope.get("Model"))
-    return " ".join(part for part in parts if part) or None
+    return " ".join(filter(None, parts)) or None
 
 
-def _micrometres(pixels: Element, axis: str) -> float | None:
-    unit = MICROMETRES.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+def _micrometers(pixels: Element, axis: str) -> float | None:
+    unit = MICROMETERS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
     size = positive_number(pixels.get(f"PhysicalSize{axis}"))
     return None if unit is None or size is None else size * unit
 
 
 def _time_step(pixels: Element) -> float | None:
-    """Return seconds between planes along t: as stated, or by when the first of each was taken."""
+    """Return the seconds between planes along t, from TimeIncrement, else from each DeltaT."""
     stated = _seconds(pixels, "TimeIncrement")
     if stated is not None and stated > 0:
         return stated
-    taken: dict[str | None, float | None] = {}
+    acquired: dict[str | None, float | None] = {}
     for plane in markup.children(pixels, "Plane"):
         if plane.get("TheZ") == plane.get("TheC") == "0":
-            taken.setdefault(plane.get("TheT"), _seconds(plane, "DeltaT"))
-    times = [taken.get(str(index)) for index in range(len(taken))]
+            acquired.setdefault(plane.get("TheT"), _seconds(plane, "DeltaT"))
+    times = [acquired.get(str(index)) for index in range(len(acquired))]
     known = [time for time in times if time is not None]
     return even_step(known) if len(known) == len(times) else None
 
@@ -419,7 +423,7 @@ def _seconds(element: Element, name: str) -> float | None:
 
 
 def _color(value: str | None) -> str | None:
-    """Turn OME's signed RGBA integer into "#rrggbb"; black is no display colour."""
+    """Convert OME's signed RGBA integer to "#rrggbb"; None for black, which shows nothing."""
     try:
         rgb = (int(value or "") & 0xFFFFFFFF) >> 8
     except ValueError:

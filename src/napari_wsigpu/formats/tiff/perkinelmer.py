@@ -1,10 +1,10 @@
-"""PerkinElmer (Akoya) QPTIFF: each page's XML says whether it is a channel, level or picture."""
+"""PerkinElmer (Akoya) QPTIFF: the XML of each page tells which level or image it belongs to."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import positive_number
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffPage
 
+    from napari_wsigpu.formats.fields import Metadata
+
 ROOT = "PerkinElmer-QPI-ImageDescription"
 ASSOCIATED = {"Thumbnail": "thumbnail", "Overview": "macro", "Macro": "macro", "Label": "label"}
 LEVELS = ("FullResolution", "ReducedResolution")
@@ -23,7 +25,7 @@ DATES = ("AcquisitionDateTime", "DateTime", "Date")
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether PerkinElmer's or Akoya's software wrote the file, by its first page."""
+    """Whether PerkinElmer or Akoya software wrote the file, judging by its first page's tags."""
     first = file.pages.first
     return first.software.startswith("PerkinElmer-QPI") or f"<{ROOT}" in first.description[:500]
 
@@ -31,11 +33,11 @@ def probe(file: TiffFile) -> bool:
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe a QPTIFF slide."""
     path, pages = source.path, tiff.pages(file)
-    described = [markup.parse(page.description) for page in pages]
-    kinds = [_kind(page, root, pages[0]) for page, root in zip(pages, described, strict=True)]
+    descriptions = [markup.parse(page.description) for page in pages]
+    kinds = [_kind(page, root, pages[0]) for page, root in zip(pages, descriptions, strict=True)]
     problems: list[str] = []
-    if described[0] is None:
-        problems.append("The XML in the first page can't be read, so that channels have no names.")
+    if descriptions[0] is None:
+        problems.append("The XML of the first page can't be read, so channels have no names.")
     sizes: dict[tuple[int, int], list[int]] = {}
     for index, (page, kind) in enumerate(zip(pages, kinds, strict=True)):
         if kind in LEVELS:
@@ -43,22 +45,22 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     named = zip(map(ASSOCIATED.get, kinds), pages, strict=True)
     associated = tiff.associated_images(named, path, problems)
     (full, *reduced) = sorted(sizes.items(), reverse=True)
-    channels_of = full[1]
-    levels = [tiff.channels_level([pages[index] for index in channels_of], path)]
+    channel_pages = full[1]
+    levels = [tiff.channels_level([pages[index] for index in channel_pages], path)]
     for (width, height), indices in reduced:
-        if len(indices) == len(channels_of):
+        if len(indices) == len(channel_pages):
             levels.append(tiff.channels_level([pages[index] for index in indices], path))
         else:
             problems.append(
                 f"The level of {width} x {height} pixels is left out: it has {len(indices)} "
-                f"channels instead of {len(channels_of)}."
+                f"channels instead of {len(channel_pages)}."
             )
-    roots = [described[index] for index in channels_of]
+    roots = [descriptions[index] for index in channel_pages]
     layout = tiff.slide_layout(
         source,
         "perkinelmer",
         levels,
-        pages[channels_of[0]],
+        pages[channel_pages[0]],
         _metadata(roots),
         with_description=False,
         channels=_channels(roots),
@@ -77,17 +79,17 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
 
 
 def _kind(page: TiffPage, root: Element | None, first: TiffPage) -> str:
-    """Return the ImageType of a page, or what a page without one must be by its place."""
+    """Return the ImageType of a page; if it has none, derive it from the page's storage."""
     if page.shape == first.shape and page.is_tiled == first.is_tiled:
         return "FullResolution"
-    said = markup.text(root, "ImageType")
-    if said is not None:
-        return said
+    stated = markup.text(root, "ImageType")
+    if stated is not None:
+        return stated
     return "ReducedResolution" if page.is_tiled else "Thumbnail"
 
 
 def _channels(roots: list[Element | None]) -> tuple[Channel, ...]:
-    """Name channels by what they show, or else by the dye or the filter."""
+    """Name channels by their biomarker, else by the dye or filter."""
     names = (markup.text(root, "Biomarker") or markup.text(root, "Name") for root in roots)
     return tuple(
         Channel(name or f"channel {index}", _color(markup.text(root, "Color")))
@@ -96,7 +98,7 @@ def _channels(roots: list[Element | None]) -> tuple[Channel, ...]:
 
 
 def _color(text: str | None) -> str | None:
-    """Turn "r,g,b" into "#rrggbb"; black is no display colour."""
+    """Convert "r,g,b" to "#rrggbb"; None for black, which shows nothing."""
     parts = re.findall(r"\d{1,3}", text or "")
     if len(parts) != 3 or max(rgb := [int(part) for part in parts]) > 255 or not any(rgb):
         return None
@@ -109,18 +111,14 @@ def _objective(root: Element | None) -> float | None:
     return positive_number(found[1]) if found else None
 
 
-def _metadata(roots: list[Element | None]) -> dict[str, Any]:
-    """Return what the first channel's XML says, and what of it differs between channels."""
+def _metadata(roots: list[Element | None]) -> Metadata:
+    """Return the fields that all channels share, and differing fields under "Channels"."""
     parts = [markup.nested(root) for root in roots if root is not None]
     fields = [part for part in parts if isinstance(part, dict)]
     if not fields:
         return {}
-    differing = {
-        key
-        for part in fields[1:]
-        for key in {*part, *fields[0]}
-        if part.get(key) != fields[0].get(key)
-    }
+    keys = {key for part in fields for key in part}
+    differing = {key for key in keys if any(f.get(key) != fields[0].get(key) for f in fields)}
     found = {key: value for key, value in fields[0].items() if key not in differing}
     if differing:
         found["Channels"] = [

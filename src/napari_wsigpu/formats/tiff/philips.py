@@ -1,56 +1,46 @@
-"""Philips TIFF: tiled pages are levels, whose true sizes follow from XML in the first page."""
+"""Philips TIFF: tiled pages are padded levels, whose true sizes follow from the XML."""
 
 from __future__ import annotations
 
 import binascii
 import math
 import re
-import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from tifffile.tifffile import jpeg_shape
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.pictures import jpeg_picture
 from napari_wsigpu.formats.tiff import philips_xml, tiff
-from napari_wsigpu.model.layout import (
-    AssociatedLayout,
-    Encoding,
-    LevelLayout,
-    SlideFile,
-    SlideLayout,
-    TileGrid,
-)
-from napari_wsigpu.model.limits import limits
-from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
+from napari_wsigpu.model.layout import AssociatedLayout, LevelLayout, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tifffile import TiffFile, TiffPage
+
+    from napari_wsigpu.formats.fields import Metadata
 
 ROOT = re.compile(r"<DataObject\s[^>]*\bObjectType\s*=\s*[\"']DPUfsImport[\"']")
 ROOT_WITHIN = 4096
 SCANNED_IMAGES = "PIM_DP_SCANNED_IMAGES"
 NAMES_BY_TYPE = {"LABELIMAGE": "label", "MACROIMAGE": "macro"}
 NAMES_BY_DESCRIPTION = {"Label": "label", "Macro": "macro"}
-JPEG_HEAD = 1 << 20
+JPEG_HEAD = 1 << 20  # bytes of a JPEG in which its frame header must lie
 HIGHEST_OBJECTIVE = 200
 ICC_SIGNATURE_AT = 36
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether Philips' software wrote the file: by its name, and the XML's root if it can be seen.
+    """Whether Philips' software wrote the file, judging by its Software tag and its XML's root.
 
-    Without that root only the full name counts, so that a slide is known by broken XML too.
+    The full name "Philips DP" is enough without that root, so that a slide with broken XML is
+    recognized too.
     """
     first = file.pages.first
     if not (first.is_tiled and first.software.startswith("Philips")):
         return False
-    return first.software.startswith("Philips DP") or bool(
-        ROOT.search(first.description[:ROOT_WITHIN])
-    )
+    has_root = ROOT.search(first.description[:ROOT_WITHIN]) is not None
+    return has_root or first.software.startswith("Philips DP")
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
@@ -58,23 +48,20 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     path, pages = source.path, tiff.pages(file)
     first = pages[0]
     problems: list[str] = []
-    described = _described(first.description, path, problems)
-    slide = described.attributes
+    description = _description(first.description, path, problems)
+    slide = description.attributes
     levels = _levels([page for page in pages if page.is_tiled], slide, path, problems)
-    named = (
-        (NAMES_BY_DESCRIPTION.get(page.description[:5]), page)
-        for page in pages
-        if not page.is_tiled
-    )
+    others = (page for page in pages if not page.is_tiled)
+    named = ((NAMES_BY_DESCRIPTION.get(page.description[:5]), page) for page in others)
     associated = tiff.associated_images(named, path, problems)
-    associated += _pictures_of_xml(described.pictures, associated, path, problems)
+    associated += _pictures_of_xml(description.pictures, associated, path, problems)
 
     spacing = philips_xml.spacing(slide.get(philips_xml.SPACING))
     mpp = None if spacing is None else (1e3 * spacing[1], 1e3 * spacing[0])
     if mpp is None and philips_xml.SPACING in slide:
         problems.append(
-            f"The pixel spacing of '{path}' is no pair of numbers above 0; its pixel size is "
-            "not given."
+            f"The pixel spacing of '{path}' is not a pair of positive numbers; the pixel size is "
+            "unknown."
         )
     barcode = _barcode(_text(slide, "PIM_DP_UFS_BARCODE"), path, problems)
     layout = tiff.slide_layout(
@@ -98,20 +85,20 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     )
 
 
-def _described(xml: str, path: str, problems: list[str]) -> philips_xml.Description:
-    """Read the XML, and lift the attributes of its whole-slide image to those of the slide."""
+def _description(xml: str, path: str, problems: list[str]) -> philips_xml.Description:
+    """Read the XML, and merge the attributes of its whole-slide image into the slide's."""
     try:
         found = philips_xml.parse(xml)
     except ValueError as error:
         problems.append(
-            f"The XML in '{path}' can't be read ({error}); get a fresh copy of the file, for what "
-            "it says of pixel size, padding and scanner is unknown."
+            f"The XML in '{path}' can't be read ({error}), so pixel size, padding and scanner are "
+            "unknown; get a fresh copy of the file."
         )
         return philips_xml.Description({}, [], ())
     if found.left_out:
         problems.append(
-            f"What '{path}' says in {', '.join(found.left_out[:3])} is too long to be kept; "
-            "it is left out."
+            f"The attribute(s) {', '.join(found.left_out[:3])} of '{path}' are too long and are "
+            "left out."
         )
     scanned = found.attributes.get(SCANNED_IMAGES)
     images = scanned if isinstance(scanned, list) else []
@@ -119,9 +106,9 @@ def _described(xml: str, path: str, problems: list[str]) -> philips_xml.Descript
     if len(main) != 1:
         problems.append(
             f"The XML in '{path}' describes {len(main)} whole-slide images instead of one; "
-            f"{'the first counts' if main else 'its pixel size and padding are unknown'}."
+            f"{'the first one is used' if main else 'pixel size and padding are unknown'}."
         )
-    slide: dict[str, Any] = {}
+    slide: Metadata = {}
     for name, value in found.attributes.items():
         slide |= main[0] if main and name == SCANNED_IMAGES else {name: value}
     if main:
@@ -130,24 +117,21 @@ def _described(xml: str, path: str, problems: list[str]) -> philips_xml.Descript
 
 
 def _levels(
-    pages: Sequence[TiffPage], slide: Mapping[str, Any], path: str, problems: list[str]
+    pages: Sequence[TiffPage], slide: Metadata, path: str, problems: list[str]
 ) -> list[LevelLayout]:
     downsamples = _downsamples(pages, slide)
     if downsamples is not None:
         width, height = pages[0].imagewidth, pages[0].imagelength
-        return [
-            replace(
-                tiff.page_level(
-                    page, path, size=(max(1, width // downsample), max(1, height // downsample))
-                ),
-                reduction=downsample,
-            )
-            for page, downsample in zip(pages, downsamples, strict=True)
-        ]
+        levels = []
+        for page, downsample in zip(pages, downsamples, strict=True):
+            size = max(1, width // downsample), max(1, height // downsample)
+            level = tiff.page_level(page, path, size=size)
+            levels.append(replace(level, reduction=downsample))
+        return levels
     if len(pages) > 1 and slide:
         problems.append(
-            f"The pixel spacings in '{path}' don't fit its levels, which are shown as they are "
-            "stored, with padding at the right and lower edge."
+            f"The pixel spacings in '{path}' don't match its levels, which are shown as stored, "
+            "with padding at the right and bottom edges."
         )
     levels = [tiff.page_level(pages[0], path)]
     for page in pages[1:]:
@@ -159,8 +143,8 @@ def _levels(
     return levels
 
 
-def _downsamples(pages: Sequence[TiffPage], slide: Mapping[str, Any]) -> list[int] | None:
-    """Return each level's downsample by its pixel spacing, or None where they can't be true."""
+def _downsamples(pages: Sequence[TiffPage], slide: Metadata) -> list[int] | None:
+    """Return each level's downsample from its pixel spacing; None if they contradict the pages."""
     sequence = slide.get("PIIM_PIXEL_DATA_REPRESENTATION_SEQUENCE")
     entries = sequence if isinstance(sequence, list) else []
     spacings = [
@@ -180,23 +164,22 @@ def _downsamples(pages: Sequence[TiffPage], slide: Mapping[str, Any]) -> list[in
         if not ratio <= max(first.imagewidth, first.imagelength):
             return None
         downsample = math.floor(ratio + 0.5)
-        if (
-            downsample <= downsamples[-1]
-            or first.imagewidth // downsample > page.imagewidth
-            or first.imagelength // downsample > page.imagelength
-        ):
+        if downsample <= downsamples[-1]:
+            return None
+        width, height = first.imagewidth // downsample, first.imagelength // downsample
+        if width > page.imagewidth or height > page.imagelength:
             return None
         downsamples.append(downsample)
     return downsamples[1:]
 
 
 def _pictures_of_xml(
-    pictures: Sequence[tuple[Mapping[str, Any], str]],
+    pictures: Sequence[tuple[Metadata, str]],
     of_pages: Sequence[AssociatedLayout],
     path: str,
     problems: list[str],
 ) -> list[AssociatedLayout]:
-    """Describe those pictures that no page holds."""
+    """Describe the associated images that only the XML holds."""
     held = {image.name for image in of_pages}
     found: dict[str, AssociatedLayout] = {}
     for owner, text in pictures:
@@ -205,36 +188,16 @@ def _pictures_of_xml(
             continue
         try:
             data = binascii.a2b_base64(text)
-            found[name] = AssociatedLayout(name, _jpeg_image(data), data)
-        except (ValueError, struct.error) as error:
+            found[name] = AssociatedLayout(name, jpeg_picture(data[:JPEG_HEAD], 0, len(data)), data)
+        except ValueError as error:
             problems.append(
-                f"The {name} image in the XML of '{path}' is no JPEG in base64 that can be shown "
+                f"The {name} image in the XML of '{path}' is not a readable JPEG in base64 "
                 f"({error}); it is left out."
             )
     return list(found.values())
 
 
-def _jpeg_image(data: bytes) -> LevelLayout:
-    if not data.startswith(b"\xff\xd8\xff"):
-        raise ValueError("it does not begin as a JPEG does")
-    bits, height, width, samples = jpeg_shape(data[:JPEG_HEAD])
-    if bits != 8 or samples not in (1, 3) or not 0 < height * width <= limits.tile_bytes // samples:
-        raise ValueError(f"{width} x {height} pixels, {samples} samples of {bits} bit")
-    encoding = Encoding(
-        compression=COMPRESSION.JPEG,
-        photometric=PHOTOMETRIC.RGB if samples == 3 else PHOTOMETRIC.MINISBLACK,
-        predictor=PREDICTOR.NONE,
-        fill_order=FILLORDER.MSB2LSB,
-        byte_order="<",
-        dtype="uint8",
-        samples=samples,
-        jpeg_color="auto" if samples == 3 else "gray",
-    )
-    offset, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
-    return LevelLayout(width, height, samples, encoding, TileGrid(height, width, offset, length))
-
-
-def _icc_of_xml(slide: Mapping[str, Any]) -> bytes | None:
+def _icc_of_xml(slide: Metadata) -> bytes | None:
     management = slide.get("DP_COLOR_MANAGEMENT")
     for attributes in (slide, *(management if isinstance(management, list) else ())):
         try:
@@ -246,24 +209,24 @@ def _icc_of_xml(slide: Mapping[str, Any]) -> bytes | None:
     return None
 
 
-def _text(attributes: Mapping[str, Any], name: str) -> str:
+def _text(attributes: Metadata, name: str) -> str:
     value = attributes.get(name)
     return value.strip() if isinstance(value, str) else ""
 
 
-def _scanner(slide: Mapping[str, Any]) -> str | None:
+def _scanner(slide: Metadata) -> str | None:
     names = (_text(slide, "DICOM_MANUFACTURER"), _text(slide, "DICOM_MANUFACTURERS_MODEL_NAME"))
     return " ".join(filter(None, names)) or None
 
 
 def _objective(derivation: str) -> float | None:
-    """Read the magnification: the first of the levels that the slide was derived from.
+    """Return the magnification, which is the first of the levels in the derivation description.
 
-    Some writers put numbers of another kind there, which are higher than any magnification.
+    Some writers put another kind of number there, which is higher than any magnification.
     """
     for item in derivation.split("-"):
         name, _, value = item.partition("=")
-        if name == "sourceFilename":  # what follows is a name, which may hold dashes
+        if name == "sourceFilename":  # the rest is a file name, which may contain dashes
             break
         if name == "levels":
             number = positive_number(value.split(",")[0])
@@ -276,5 +239,5 @@ def _barcode(text: str, path: str, problems: list[str]) -> str | None:
     try:
         return binascii.a2b_base64("".join(text.split()), strict_mode=True).decode() or None
     except ValueError:
-        problems.append(f"The barcode of '{path}' is no text in base64; it is not given.")
+        problems.append(f"The barcode of '{path}' is not text in base64 and is left out.")
         return None

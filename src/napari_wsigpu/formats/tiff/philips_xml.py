@@ -1,13 +1,13 @@
-"""Philips' description of a slide: XML of nested ``DataObject`` with named ``Attribute``."""
+"""Philips' description of a slide: XML of nested ``DataObject`` and ``Attribute`` elements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from defusedxml import DefusedXmlException, ElementTree
 
-from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.fields import Metadata, positive_number
 
 PICTURE, SPACING = "PIM_DP_IMAGE_DATA", "DICOM_PIXEL_SPACING"
 LONGEST_TEXT, LONGEST_PICTURE, LONGEST_NAME = 1 << 20, 64 << 20, 256
@@ -17,21 +17,21 @@ MOST_ELEMENTS, DEEPEST = 200_000, 64
 
 
 class Description(NamedTuple):
-    """What the XML says.
+    """The contents of the XML.
 
     Attributes
     ----------
     attributes : dict of str
-        Text by name; where an attribute holds objects, a list of such dicts. Beside each pixel
-        spacing stands its ``..._mm``: its numbers, [row, column] in millimetres.
+        Text by name; a list of dicts for an attribute that holds objects. Each pixel spacing also
+        has an entry ``..._mm`` with its numbers, [row, column] in millimeters.
     pictures : list of (dict, str)
-        Each object that has a picture, and the picture in base64.
+        The attributes of each object that has a picture, and the picture in base64.
     left_out : tuple of str
-        Names of attributes that are too long to be kept.
+        Names of attributes that are too long to keep.
     """
 
-    attributes: dict[str, Any]
-    pictures: list[tuple[dict[str, Any], str]]
+    attributes: Metadata
+    pictures: list[tuple[Metadata, str]]
     left_out: tuple[str, ...]
 
 
@@ -41,14 +41,14 @@ def parse(xml: str) -> Description:
     Raises
     ------
     ValueError
-        If it is no such XML; the message says why.
+        If it is not XML of a Philips slide; the message states the reason.
     """
     if len(xml) > LONGEST_XML:
         raise ValueError("it is too long")
     collector = _Collector()
     parser = ElementTree.XMLParser(target=collector)
     try:
-        for start in range(0, len(xml), BLOCK):  # else the parser encodes it all at once
+        for start in range(0, len(xml), BLOCK):  # feeding the whole text would encode a second copy
             parser.feed(xml[start : start + BLOCK])
         parser.close()
     except DefusedXmlException as error:
@@ -58,8 +58,8 @@ def parse(xml: str) -> Description:
     return Description(collector.root, collector.pictures, tuple(dict.fromkeys(collector.left_out)))
 
 
-def spacing(value: Any) -> list[float] | None:
-    """Read a pixel spacing: [row, column] in millimetres, or None where it can't be one."""
+def spacing(value: object) -> list[float] | None:
+    """Read a pixel spacing as [row, column] in millimeters; None if it is implausible."""
     words = value.replace('"', " ").split() if isinstance(value, str) else ()
     numbers = [positive_number(word) for word in words]
     found = [number for number in numbers if number is not None and number <= LARGEST_SPACING]
@@ -71,7 +71,7 @@ class _Attribute:
     name: str | None
     parts: list[str] = field(default_factory=list)
     length: int = 0
-    objects: list[dict[str, Any]] | None = None
+    objects: list[Metadata] | None = None
 
     @property
     def limit(self) -> int:
@@ -79,26 +79,27 @@ class _Attribute:
 
 
 class _Collector:
-    """Takes what a parser finds, as it finds it: no text is held that will not be kept."""
+    """Parser target that builds the result as it reads, so that overlong text is never held."""
 
     def __init__(self) -> None:
-        self.root: dict[str, Any] = {}
-        self.pictures: list[tuple[dict[str, Any], str]] = []
+        self.root: Metadata = {}
+        self.pictures: list[tuple[Metadata, str]] = []
         self.left_out: list[str] = []
-        self._open: list[dict[str, Any] | _Attribute | None] = []
+        # The open elements, outermost first; None for elements that are ignored.
+        self._open: list[Metadata | _Attribute | None] = []
         self._elements = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._elements += 1
         if self._elements > MOST_ELEMENTS or len(self._open) == DEEPEST:
-            raise ValueError("it has too many elements, or nests them too deep")
+            raise ValueError("it has too many elements or nests them too deeply")
         if not self._open:
             if tag != "DataObject" or attributes.get("ObjectType") != "DPUfsImport":
-                raise ValueError("its root is no DPUfsImport")
+                raise ValueError("its root is not DPUfsImport")
             self._open.append(self.root)
             return
         outer = self._open[-1]
-        inner: dict[str, Any] | _Attribute | None = None
+        inner: Metadata | _Attribute | None = None
         if isinstance(outer, _Attribute):
             if outer.objects is None:
                 outer.objects, outer.parts = [], []
@@ -126,7 +127,7 @@ class _Collector:
         if isinstance(inner, _Attribute) and isinstance(outer, dict) and inner.name is not None:
             self._keep(inner, inner.name, outer)
 
-    def _keep(self, attribute: _Attribute, name: str, owner: dict[str, Any]) -> None:
+    def _keep(self, attribute: _Attribute, name: str, owner: Metadata) -> None:
         if attribute.length > attribute.limit or len(name) > LONGEST_NAME:
             self.left_out.append(name[:LONGEST_NAME])
         elif attribute.objects is not None:

@@ -1,14 +1,16 @@
-"""How large the pixels of a TIFF are, by all that may say it: the most reliable source counts."""
+"""The pixel size of a TIFF, from the most reliable of several sources."""
 
 from __future__ import annotations
 
+import codecs
 import math
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.formats import markup
-from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.fields import MOST_FIELDS, pairs, positive_number
 from napari_wsigpu.formats.tiff import imagej
 from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.tags import RESUNIT, Tag
@@ -18,79 +20,92 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffPage
 
+    from napari_wsigpu.formats.fields import Metadata
     from napari_wsigpu.model.layout import SlideLayout
 
     Size = tuple[float, float]
 
 INCH = 25400.0
-MICROMETRES = {
+MICROMETERS = {
     RESUNIT.INCH: INCH,
     RESUNIT.CENTIMETER: 10000.0,
     RESUNIT.MILLIMETER: 1000.0,
     RESUNIT.MICROMETER: 1.0,
 }
-# What programs write that know nothing of the pixels' size: screens, and the least fraction.
+# Dots per inch of screens, which programs write by default if they don't know the pixel size.
 SCREENS = (72.0, 96.0)
-# By how much of it sizes may differ that say the same.
-UNLIKE = 0.01
-NANOMETRE, METRE = 1e-3, 1e6
+# Relative difference up to which two sizes count as equal.
+TOLERANCE = 0.01
+NANOMETER, METER = 1e-3, 1e6
+HITACHI, LONGEST_TEXT = "[SemImageFile]", 1 << 16
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def with_size(
     layout: SlideLayout, file: TiffFile, page: TiffPage, stated: Size | None = None
 ) -> SlideLayout:
-    """Return a layout with the size of its pixels, and what is doubtful about that.
+    """Return a layout with its pixel size, and a problem for each source that contradicts it.
+
+    The objective comes from an Aperio description, which files without tiles can have too.
 
     Parameters
     ----------
     layout : SlideLayout
         The layout.
     file, page : TiffFile, TiffPage
-        The file, and the page that is level 0.
+        The file, and the page of level 0.
     stated : tuple of float, optional
-        Micrometres (x, y) by the file's OME-XML, which counts before all else.
+        Micrometers per pixel (x, y) from the file's OME-XML, which takes precedence.
     """
+    is_aperio = page.description.startswith("Aperio")
+    fields = pairs(page.description.split("|")) if is_aperio else {}
+    layout = replace(layout, objective=layout.objective or positive_number(fields.get("AppMag")))
     sizes = {
         "the OME-XML": stated,
-        **dict(_by_vendors(page)),
+        **dict(_from_vendor_tags(page)),
+        "the text file of Hitachi's microscope": _from_hitachi(file),
+        "Aperio's description": _size(fields.get("MPP"), fields.get("MPP")),
         "ImageJ's description": imagej.scale_of(file, page).mpp,
-        "the resolution tags": by_tags(page),
+        "the resolution tags": from_tags(page),
     }
     known = [(source, size) for source, size in sizes.items() if size is not None]
     if not known:
         default = _default(page)
-        said = (
-            f"The size of a pixel is unknown: the file says {default}, as programs do by default."
+        problem = (
+            f"The pixel size is unknown: the file states {default}, a default of many programs."
         )
-        return replace(layout, problems=(*layout.problems, *([said] if default else [])))
+        return replace(layout, problems=(*layout.problems, *([problem] if default else [])))
     source, mpp = known[0]
-    unlike = (
-        f"The size of a pixel is {mpp[0]:.4g} µm by {source}, which counts, but {size[0]:.4g} µm "
-        f"by {other}."
+    contradictions = (
+        f"The pixel size is {mpp[0]:.4g} µm according to {source}, which is used, but "
+        f"{size[0]:.4g} µm according to {other}."
         for other, size in known[1:]
-        if not all(map(_alike, mpp, size))
+        if not all(map(_equal, mpp, size))
     )
-    return replace(layout, mpp=mpp, problems=(*layout.problems, *unlike))
+    return replace(layout, mpp=mpp, problems=(*layout.problems, *contradictions))
 
 
-def by_tags(page: TiffPage) -> Size | None:
-    """Return micrometres a pixel (x, y) by the resolution tags; None if these measure nothing."""
-    micrometres = MICROMETRES.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
+def from_tags(page: TiffPage) -> Size | None:
+    """Return micrometers per pixel (x, y) from the resolution tags (TIFF 6.0, section 8).
+
+    None if the tags are missing, have no unit of length or hold a program's default.
+    """
+    micrometers = MICROMETERS.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
     x, y = (_resolution(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if micrometres is None or not x or not y or _default(page) is not None:
+    if micrometers is None or not x or not y or _default(page) is not None:
         return None
-    return _size(micrometres / x, micrometres / y)
+    return _size(micrometers / x, micrometers / y)
 
 
 def _default(page: TiffPage) -> str | None:
-    """Return a resolution that means that none is known; None for others."""
+    """Return the resolution as text if it is a program's default; None if it may be real."""
     unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
     x, y = (_resolution(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if not x or x != y or unit not in MICROMETRES:
+    if not x or x != y or unit not in MICROMETERS:
         return None
-    dots = x * INCH / MICROMETRES[unit]
+    dots = x * INCH / MICROMETERS[unit]
     if x == 1 and unit in (RESUNIT.INCH, RESUNIT.CENTIMETER):
-        return f"1 pixel {'an inch' if unit == RESUNIT.INCH else 'a centimetre'}"
+        return f"1 pixel {'an inch' if unit == RESUNIT.INCH else 'a centimeter'}"
     screen = next((screen for screen in SCREENS if abs(dots - screen) < 0.05), None)
     return None if screen is None else f"{screen:g} dpi"
 
@@ -102,76 +117,94 @@ def _resolution(page: TiffPage, code: int) -> float | None:
     return positive_number(value) if isinstance(value, int | float) else None
 
 
-def _alike(size: float, other: float) -> bool:
-    return abs(size - other) <= UNLIKE * size
+def _equal(size: float, other: float) -> bool:
+    return abs(size - other) <= TOLERANCE * size
 
 
-def _size(x: Any, y: Any, micrometres: float = 1.0) -> Size | None:
-    """Return a size in micrometres, if both numbers are possible."""
+def _size(x: Any, y: Any, micrometers: float = 1.0) -> Size | None:
+    """Return a size in micrometers; None unless both numbers are positive and finite."""
     with suppress(TypeError, ValueError, OverflowError, ZeroDivisionError):
         found = tuple(map(float, (x, y)))
-        if micrometres != 1:  # metres times a million is rarely the number that was meant
-            found = tuple(float(f"{each * micrometres:.12g}") for each in found)
+        if micrometers != 1:  # remove the rounding error of the product
+            found = tuple(float(f"{each * micrometers:.12g}") for each in found)
         if min(found) > 0 and math.isfinite(sum(found)):
             return found[0], found[1]
     return None
 
 
-def _by_vendors(page: TiffPage) -> Iterator[tuple[str, Size]]:
-    """Yield what vendors' own tags say, which tifffile has parsed."""
+def _from_vendor_tags(page: TiffPage) -> Iterator[tuple[str, Size]]:
+    """Yield the sizes in vendors' private tags, which tifffile has parsed."""
     for name, code, read in VENDORS:
         value = page.tags.valueof(code)
-        # A value may be of any kind: the file says of which type its tags are.
+        # The file declares the types of its tags, so a value may have any type.
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             size = None if value is None else read(value)
             if size is not None:
                 yield f"the tags of {name}", size
 
 
-def _fei(value: Mapping[str, Mapping[str, Any]]) -> Size | None:
+def _from_hitachi(file: TiffFile) -> Size | None:
+    """Return the pixel size in the text file that Hitachi microscopes write next to a picture."""
+    path = Path(file.filehandle.path)
+    if not file.filehandle.dirname:  # a stream
+        return None
+    text_file = path.with_suffix(".txt")
+    if not text_file.is_file():  # opening a pipe would block
+        return None
+    with suppress(OSError), text_file.open("rb") as stream:
+        text = stream.read(LONGEST_TEXT)
+        encoding = "utf-16" if text.startswith(UTF_16) else "latin1"
+        header, *lines = text.decode(encoding, "replace").splitlines()[:MOST_FIELDS] or [""]
+        fields = pairs(lines)
+        if header == HITACHI and fields.get("ImageName", "").lower() == path.name.lower():
+            return _size(fields.get("PixelSize"), fields.get("PixelSize"), NANOMETER)
+    return None
+
+
+def _fei(value: Mapping[str, Metadata]) -> Size | None:
     sections = (value.get(name, {}) for name in ("Scan", "EScan", "IScan"))
     section = next((each for each in sections if "PixelWidth" in each), {})
-    return _size(section.get("PixelWidth"), section.get("PixelHeight"), METRE)
+    return _size(section.get("PixelWidth"), section.get("PixelHeight"), METER)
 
 
 def _titan(value: str) -> Size | None:
     root = markup.parse(value)
     pixel = None if root is None else root.find(".//PixelSize")
-    return None if pixel is None else _size(pixel.findtext("X"), pixel.findtext("Y"), METRE)
+    return None if pixel is None else _size(pixel.findtext("X"), pixel.findtext("Y"), METER)
 
 
-def _zeiss_sem(value: Mapping[str, tuple[Any, ...]]) -> Size | None:
+def _zeiss_sem(value: Metadata) -> Size | None:
     for key in ("ap_image_pixel_size", "ap_pixel_size"):
         if len(stated := value.get(key, ())) == 3:
-            return _size(stated[1], stated[1], ngff.micrometres(stated[2]) or 0.0)
-    return _size(value[""][3], value[""][3], METRE)
+            return _size(stated[1], stated[1], ngff.micrometers(stated[2]) or 0.0)
+    return _size(value[""][3], value[""][3], METER)
 
 
-def _tvips(value: Mapping[str, Any]) -> Size | None:
+def _tvips(value: Metadata) -> Size | None:
     if value["Version"] == 1:
         side = value["PhysicalPixelSize"] / value["Magnification"]
-        return _size(side, side, NANOMETRE)
-    return _size(value["PixelSizeX"], value["PixelSizeY"], NANOMETRE)
+        return _size(side, side, NANOMETER)
+    return _size(value["PixelSizeX"], value["PixelSizeY"], NANOMETER)
 
 
-def _metamorph(value: Mapping[str, Any]) -> Size | None:
-    unit = ngff.micrometres(str(value["CalibrationUnits"])) or 0.0
+def _metamorph(value: Metadata) -> Size | None:
+    unit = ngff.micrometers(str(value["CalibrationUnits"])) or 0.0
     return _size(value["XCalibration"], value["YCalibration"], unit)
 
 
-def _of_keys(x: str, y: str, micrometres: float) -> Callable[[Mapping[str, Any]], Size | None]:
-    return lambda value: _size(value[x], value[y], micrometres)
+def _of_keys(x: str, y: str, micrometers: float) -> Callable[[Metadata], Size | None]:
+    return lambda value: _size(value[x], value[y], micrometers)
 
 
-# Whose tag, its number, and what reads the value that tifffile makes of it.
+# The vendor, its tag's code, and the function that reads the value that tifffile parsed.
 VENDORS: Iterable[tuple[str, int, Callable[[Any], Size | None]]] = (
     ("FEI", 34680, _fei),
     ("FEI", 34682, _fei),
     ("FEI", 34683, _titan),
     ("Zeiss", 34118, _zeiss_sem),
-    ("Zeiss", 34412, _of_keys("VoxelSizeX", "VoxelSizeY", METRE)),
+    ("Zeiss", 34412, _of_keys("VoxelSizeX", "VoxelSizeY", METER)),
     ("TVIPS", 37706, _tvips),
-    ("Olympus", 33560, _of_keys("pixelsizex", "pixelsizey", METRE)),
+    ("Olympus", 33560, _of_keys("pixelsizex", "pixelsizey", METER)),
     ("MetaMorph", 33628, _metamorph),
     ("Micro-Manager", 51123, _of_keys("PixelSizeUm", "PixelSizeUm", 1.0)),
 )

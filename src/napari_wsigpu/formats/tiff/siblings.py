@@ -1,4 +1,4 @@
-"""The files of an image whose pages lie in several, as those of Micro-Manager and OME do."""
+"""Images whose pages are stored in several files, as Micro-Manager and OME writers do."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import TileGrid
 
-# What stands for the name of one in sentences.
+# Replaces the name of another file in messages, because it may name a patient.
 SIBLING = "another file"
-BEYOND = 1 << 61
+BEYOND = 1 << 61  # an offset beyond the end of any file
 INDEX = "NDTiff.index"
-# What the index says of a plane behind its texts.
+# Bytes of an index entry after its two strings.
 PLANE_BYTES = 32
-NDTIFF_AT, NDTIFF = 8, struct.pack("<I", 483729)
+NDTIFF_OFFSET, NDTIFF = 8, struct.pack("<I", 483729)
 NO_INDEX = (
-    "It is one file of an NDTiff stack, whose index (NDTiff.index) is not beside it or can't be "
-    "read, as on servers: channels and planes may be missing; have all of its files in one folder "
-    "of this machine."
+    "The file is part of an NDTiff stack, whose index (NDTiff.index) is missing, unreadable or on "
+    "a server: channels and planes may be missing; copy all files of the stack to one local folder."
 )
 SIZES = ("Channels", "Slices", "Frames", "Positions")
 
 
 class PageFiles:
-    """The files in which the pages of a slide lie, in the order in which they are met.
+    """Collects the files that hold the pages of a slide, in the order of their first use.
+
+    The slide's byte offsets run through these files as if they were joined in this order.
 
     Parameters
     ----------
     file : TiffFile
-        The file that was opened, which comes first.
+        The opened file, which comes first.
     source : SlideFile
-        The same as it was found.
+        Its path, size and modification time.
     series : TiffPageSeries
         The slide's image.
     """
@@ -55,32 +56,28 @@ class PageFiles:
         self._own = file
         self._folder = Path(source.path).parent
         self._files = [source]
-        if series.is_multifile:  # so that all its planes are of the same files
+        if series.is_multifile:  # so that every plane of the slide gets the same list of files
             for other in dict.fromkeys(page.parent for page in series if page is not None):
                 if other is not file:
-                    self._number(other)
+                    self._index_of(other)
 
     @property
     def files(self) -> tuple[SlideFile, ...]:
-        """All files met so far."""
+        """All files collected so far."""
         return tuple(self._files)
 
     @property
     def whole(self) -> SlideFile:
-        """The opened file as if it held what all do."""
-        return replace(
-            self._files[0],
-            size=sum(file.size for file in self._files),
-            modified_ns=max(file.modified_ns for file in self._files),
-        )
+        """The opened file, with the size of all files."""
+        return replace(self._files[0], size=sum(file.size for file in self._files))
 
     def joined(self, grid: TileGrid, pages: Sequence[TiffPage | TiffFrame]) -> TileGrid:
-        """Return a grid of pages, in which offsets count through all files.
+        """Return the grid of `pages` with offsets that run through all files.
 
         Raises
         ------
         UnsupportedSlideError
-            If a page lies in another folder, or is stored in another way than the first one.
+            If a page is in another folder, or its encoding differs from the first page's.
         SlideError
             If a file can't be found.
         """
@@ -95,18 +92,16 @@ class PageFiles:
                     f"'{self._files[0].path}' is one of several files, whose images are stored in "
                     "different ways; save them as one file."
                 )
-            begin, size = self._extent(page)
+            number = 0 if page.parent is self._own else self._index_of(page.parent)
+            start = sum(file.size for file in self._files[:number])
+            size = self._files[number].size
             part = offsets[index * planes : (index + 1) * planes]
-            # What would lie beyond its file's end must not be looked for in the next one.
-            part[...] = np.where(part < size, part + begin, BEYOND)
+            # A tile beyond its file's end must not be read from the next file.
+            part[...] = np.where(part < size, part + start, BEYOND)
         return replace(grid, offsets=offsets)
 
-    def _extent(self, page: TiffPage | TiffFrame) -> tuple[int, int]:
-        """Return where the file of a page begins, and its size."""
-        number = 0 if page.parent is self._own else self._number(page.parent)
-        return sum(file.size for file in self._files[:number]), self._files[number].size
-
-    def _number(self, file: TiffFile) -> int:
+    def _index_of(self, file: TiffFile) -> int:
+        """Return the index of a file in `files`; a new file is added."""
         path = Path(file.filehandle.path)
         if path.parent != self._folder:
             raise _other_folders(self._files[0].path)
@@ -121,24 +116,24 @@ class PageFiles:
 
 
 def check_stack(file: TiffFile) -> None:
-    """Refuse a stack of Micro-Manager's before tifffile opens its files and lists its planes.
+    """Check a Micro-Manager stack before tifffile opens its files and lists its planes.
 
     Raises
     ------
     UnsupportedSlideError
-        If it has more planes than the limits say, or an index names files in other folders.
+        If it has more planes than the limits allow, or an index names files in other folders.
     CorruptSlideError
-        If what is to be one of its files is none.
+        If one of its paths is not a regular file, or the index is damaged.
     """
     folder = Path(file.filehandle.dirname)
     others: Iterable[Path] = ()
     counts: list[int] = []
     if file.is_mmstack:
         others = folder.glob("*_MMStack*.tif")
-        told = file.micromanager_metadata or {}
-        numbers = told["IndexMap"][:, : len(SIZES)].max(axis=0).tolist()
+        metadata = file.micromanager_metadata or {}
+        numbers = metadata["IndexMap"][:, : len(SIZES)].max(axis=0).tolist()
         counts = [
-            max(number + 1, int(told["Summary"].get(name, 1)))
+            max(number + 1, int(metadata["Summary"].get(name, 1)))
             for number, name in zip(numbers, SIZES, strict=True)
         ]
     elif file.is_ndtiff:
@@ -146,67 +141,67 @@ def check_stack(file: TiffFile) -> None:
         _check_files(file, [index])
         _check_index(index)
         names: set[str] = set()
-        places: dict[str, dict[int | str, None]] = {}
+        positions: dict[str, dict[int | str, None]] = {}  # by axis, as an ordered set
         for axes, name, *_ in read_ndtiff_index(index):
             names.add(name)
             for axis, value in axes.items():
-                places.setdefault(axis, {})[value] = None
+                positions.setdefault(axis, {})[value] = None
         if any(Path(name).name != name for name in names):
             raise _other_folders(file.filehandle.path)
         others = map(folder.joinpath, names)
-        counts = [_length(list(values)) for values in places.values()]
+        counts = [_length(list(values)) for values in positions.values()]
     _check_files(file, others)
     claims.check_planes(file.filename, math.prod(counts))
 
 
 def _check_index(path: Path) -> None:
-    """Refuse an index with a text longer than itself; tifffile would take memory for it first."""
-    size, place = path.stat().st_size, 0
+    """Refuse an index that declares a string longer than itself, which tifffile would allocate."""
+    size, position = path.stat().st_size, 0
     with path.open("rb") as index:
-        while place < size:
-            for _ in range(2):  # where a plane lies on the axes, and the name of its file
-                index.seek(place)
+        while position < size:
+            for _ in range(2):  # a plane's position along each axis, then the name of its file
+                index.seek(position)
                 length = int.from_bytes(index.read(4), "little")
                 if length > size:
                     raise CorruptSlideError(
                         f"The index of planes '{path}' is damaged; get a fresh copy of it."
                     )
-                place += 4 + length
-            place += PLANE_BYTES
+                position += 4 + length
+            position += PLANE_BYTES
 
 
-def _length(places: Sequence[int | str]) -> int:
-    """Return how long an axis is on which these are named or numbered, as the first one is."""
-    if isinstance(places[0], str):
-        return len(places)
-    numbers = [int(place) for place in places]
+def _length(positions: Sequence[int | str]) -> int:
+    """Return the length of an axis: the number of names, or the range of the numbers."""
+    if isinstance(positions[0], str):
+        return len(positions)
+    numbers = [int(position) for position in positions]
     return max(numbers) - min(numbers) + 1
 
 
 def _check_files(file: TiffFile, paths: Iterable[Path]) -> None:
-    """Refuse what is there and no file; to open a pipe would wait."""
+    """Refuse paths that exist but are not regular files: opening a pipe would block."""
     if any(path.exists() and not path.is_file() for path in paths):
         raise CorruptSlideError(
-            f"'{file.filehandle.path}' is one of several files, of which {SIBLING} is no regular "
-            "file; get a fresh copy of all."
+            f"'{file.filehandle.path}' belongs to a set of files, one of which is not a regular "
+            "file; get a fresh copy of all of them."
         )
 
 
 def _other_folders(path: str) -> UnsupportedSlideError:
     return UnsupportedSlideError(
         f"'{path}' names files in other folders, which are not read; copy all of them to one "
-        "folder and write its index anew."
+        "folder and write a new index."
     )
 
 
 def _is_of_ndtiff(file: TiffFile) -> bool:
-    """Whether a file is one of an NDTiff set, as its header says."""
-    file.filehandle.seek(NDTIFF_AT)
+    """Whether a file's header marks it as part of an NDTiff stack."""
+    file.filehandle.seek(NDTIFF_OFFSET)
     return bool(file.filehandle.read(len(NDTIFF)) == NDTIFF)
 
 
 def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
-    """Say that a stack has more planes than its files here, or several images of one."""
+    """Return a problem if planes of a stack are missing or occur more than once, else None."""
     if series.kind == "ome":
         stated = len(series.pages)
     elif series.kind == "mmstack":
@@ -216,8 +211,10 @@ def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
     elif series.kind == "ndtiff":
         named = read_ndtiff_index(Path(file.filehandle.dirname, INDEX))
         images = Counter(tuple(sorted(axes.items())) for axes, *_ in named)
-        if again := images.total() - len(images):
-            return f"Of {again} plane(s) the index names several images; the last is shown."
+        if repeated := images.total() - len(images):
+            return (
+                f"The index lists {repeated} duplicate image(s); the last one of a plane is shown."
+            )
         return None
     else:
         return NO_INDEX if _is_of_ndtiff(file) else None
@@ -225,6 +222,6 @@ def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
     if stated <= found:
         return None
     return (
-        f"The stack has {stated} planes, but its files here hold {found}; copy all of its files "
-        "to one folder, if there are more."
+        f"The stack has {stated} planes, but the files in this folder hold {found}; copy all of "
+        "its files to one folder, if there are more."
     )

@@ -1,6 +1,6 @@
-"""Any TIFF pyramid that no vendor module claims: generic, and what tifffile knows.
+"""Generic TIFF pyramids, and the functions with which every vendor module describes pages.
 
-tifffile's `series` and `levels` say what is a pyramid; this module turns them into layouts.
+tifffile's `series` and `levels` identify the pyramid; this module turns them into layouts.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from dataclasses import replace
 from itertools import chain, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from tifffile import TiffPage
 
-from napari_wsigpu.codecs.jpeg import without_words
-from napari_wsigpu.codecs.table import is_of_images
-from napari_wsigpu.formats.pictures import beside_name
+from napari_wsigpu.codecs.compressions import is_of_images
+from napari_wsigpu.codecs.jpeg import strip_metadata
+from napari_wsigpu.formats.pictures import associated_name
 from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
 from napari_wsigpu.formats.tiff.frames import pages_of
 from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
@@ -56,15 +56,20 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffFrame, TiffPageSeries
 
-MIDDLE: Mapping[str, int] = MappingProxyType({})
+    from napari_wsigpu.formats.fields import Metadata
+    from napari_wsigpu.model.arrays import Integers
+
+# The value of `at` for which each format chooses its default plane.
+DEFAULT_PLANE: Mapping[str, int] = MappingProxyType({})
 LARGEST_SIDE = 1 << 31
-# How many times a tile's limit all planes of one may take that are stored apart.
+# A tile whose planes are stored separately may take this many times `limits.tile_bytes`.
 MOST_PLANES = 4
-# A scanner's name; longer ones are texts in the wrong place.
+# Characters of a scanner's name; anything longer is some other text in the wrong tag.
 LONGEST_NAME = 80
-RAW_BLOCK = 4 << 20
+RAW_BLOCK = 4 << 20  # bytes of the blocks into which long uncompressed strips are divided
+# A short axis without a name (I or Q) counts as channels, a longer one as planes.
 UNNAMED_CHANNELS = 5
-# Channels whose pages are looked at for names.
+# Up to this many channels, each page is checked for a channel name.
 MOST_NAMED = 1024
 TEXT_TAGS = {
     "Make": Tag.MAKE,
@@ -90,43 +95,47 @@ RESOLUTION_UNITS = {
     RESUNIT.MICROMETER: "micrometer",
 }
 
-# Bits of samples of which several share a byte.
+# Bits per sample where several samples share a byte.
 PACKED = (1, 2, 4)
-EIGHT_BITS = (COMPRESSION.JPEG, COMPRESSION.WEBP)  # whatever the tags say of their samples
-NOT_WHOLE = (
-    "Its largest image says to be a reduced one of another, which is damaged or missing; get a "
-    "fresh copy of the file."
+EIGHT_BITS = (COMPRESSION.JPEG, COMPRESSION.WEBP)  # decode to 8 bits whatever the tags declare
+REDUCED_ONLY = (
+    "The largest image is marked as a reduced version of another one, which is damaged or "
+    "missing; get a fresh copy of the file."
 )
-UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
-TURNED = "It is to be shown turned or mirrored (orientation {}), but is shown as it is stored."
-UNCONVERTED = "Its colours ({}) are not converted: channels show the values that are stored."
+PALETTE_NOT_APPLIED = "The palette can't be applied; pixels show palette indices."
+NOT_ORIENTED = (
+    "The image should be shown rotated or mirrored (orientation {}); it is shown as stored."
+)
+UNCONVERTED = "Colors ({}) are not converted; channels show the stored values."
 CONVERTED = (
     PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
 )  # fmt: skip
-SHORTEST_PROFILE = 128
-SHORTEST_JFIF, JFIF_PLACE, JFIF = 100, 6, b"JFIF"
-# Names become those of files and folders where a slide is converted.
-NO_NAME = re.compile(r"[/\\\0]|^\.")
+SHORTEST_PROFILE = 128  # bytes of the header of an ICC profile
+SHORTEST_JFIF, JFIF_OFFSET, JFIF = 100, 6, b"JFIF"
+# A conversion turns the names of associated images into file and folder names.
+UNSAFE_NAME = re.compile(r"[/\\\0]|^\.")
 KNOWN_COLORS = frozenset(PHOTOMETRIC)
 LONGEST_TITLE = 256
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether no vendor's module claims the file, which is asked last."""
+    """Accept any file: this module comes last, after every vendor module has declined."""
     return True
 
 
-def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
-    """Describe a plane of the file's largest image and its pyramid.
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = DEFAULT_PLANE) -> SlideLayout:
+    """Describe one plane of the file's largest image and its pyramid.
 
-    `at` says which one along "z" and "t"; by default it is the middle one along z, the first of t.
+    `at` selects the plane along "z" and "t"; the default is the middle z and the first t.
     """
     layout = layout_of(file, source, at)
     return pixel_size.with_size(layout, file, keyframe(main_image(file, source.path)))
 
 
-def layout_of(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
-    """Describe it as `parse` does, but for the size of its pixels."""
+def layout_of(
+    file: TiffFile, source: SlideFile, at: Mapping[str, int] = DEFAULT_PLANE
+) -> SlideLayout:
+    """Describe the plane as `parse` does, but leave the pixel size unknown."""
     claims.check_xml(file, source.path)
     contradiction = claims.distrust_shape(file)
     main = main_image(file, source.path)
@@ -139,19 +148,19 @@ def layout_of(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE)
     if len(held) < stated:
         problems.append(f"{stated - len(held)} of {stated} channels are missing from the file.")
     if page.is_reduced:
-        problems.append(NOT_WHOLE)
-    said = imagej.channels(file, _image_count(main), stated, _shown_of(main, at))
-    if not said and main.kind in ("generic", "uniform", "shaped"):
-        said = _page_names(_channel_pages(main, at))
+        problems.append(REDUCED_ONLY)
+    channels = imagej.channels(file, _image_count(main), stated, _shown_of(main, at))
+    if not channels and main.kind in ("generic", "uniform", "shaped"):
+        channels = _page_names(_channel_pages(main, at))
     layout = slide_layout(
-        files.whole, "generic-tiff", levels, page, channels=said, problems=problems
+        files.whole, "generic-tiff", levels, page, channels=channels, problems=problems
     )
-    hidden_planes = _image_count(main) // stated - 1
+
     scale = imagej.scale_of(file, page)
     return replace(
         layout,
         background=page.nodata,
-        hidden_planes=hidden_planes,
+        other_planes=_image_count(main) // stated - 1,
         planes=Planes.along(_shown_of(main, at), scale.z_spacing, scale.time_step),
         mpp=None,
         files=files.files,
@@ -164,14 +173,14 @@ def slide_layout(
     vendor: str,
     levels: Sequence[LevelLayout],
     page: TiffPage,
-    fields: Mapping[str, Any] | None = None,
+    fields: Mapping[str, object] | None = None,
     *,
     with_description: bool = True,
     channels: Sequence[Channel] = (),
     associated: Iterable[AssociatedLayout] = (),
     problems: Iterable[str] = (),
 ) -> SlideLayout:
-    """Describe a slide as far as a page's tags do; vendors replace what they know better.
+    """Describe a slide from a page's tags; vendor modules override values that they know better.
 
     Parameters
     ----------
@@ -182,69 +191,73 @@ def slide_layout(
     levels : sequence of LevelLayout
         Its levels, finest first.
     page : TiffPage
-        The page whose tags count.
+        The page whose tags are used.
     fields : Mapping, optional
-        What else the file says; kept under the vendor's name.
+        Further metadata, which is stored under the vendor's name.
     with_description : bool
-        Whether the page's ImageDescription is kept beside the fields.
+        Whether to keep the page's ImageDescription in addition to `fields`.
     channels : sequence of Channel
-        What the file says of channels; counts if it is as many as there are.
+        Channels that the file names; ignored unless their number matches level 0.
     associated, problems
         As in `SlideLayout`.
 
     Raises
     ------
     CorruptSlideError
-        If the levels can't belong together, or no tile is left of them.
+        If the levels differ in channels or sample type, or the file holds none of their tiles.
+    UnsupportedSlideError
+        If there are more levels, or larger missing tiles, than the limits allow.
     """
-    _check_alike(levels, source.path)
+    if len({(level.channels, level.dtype) for level in levels}) > 1:
+        raise CorruptSlideError(
+            f"The levels of '{source.path}' differ in channels or sample type; "
+            "get a fresh copy of the file."
+        )
     _check_averages(levels, source.path)
     check_tiles_present(levels, source.path, source.size)
     base = levels[0]
     rgb = is_rgb(base)
     tags = tiff_metadata(page)
-    metadata = {"tiff": tags} if fields is None else {vendor: fields, "tiff": tags}
+    metadata: Metadata = {"tiff": tags} if fields is None else {vendor: fields, "tiff": tags}
     if not with_description:
         tags.pop("ImageDescription", None)
     return SlideLayout(
         path=source.path,
-        file_size=source.size,
-        modified_ns=source.modified_ns,
         vendor=vendor,
         levels=tuple(levels),
         associated=tuple(associated),
         rgb=rgb,
         channels=() if rgb else channel_names(base.channels, channels),
         background=background(base),
-        mpp=pixel_size.by_tags(page),
+        mpp=pixel_size.from_tags(page),
         metadata=metadata,
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
         icc=icc_range(page),
         files=(source,),
-        problems=(*problems, *_unlike_shown(page)),
+        problems=(*problems, *_unconverted(page)),
     )
 
 
-def _unlike_shown(page: TiffPage) -> Iterator[str]:
-    """Say in which ways pixels are shown as they are stored, but should not be."""
+def _unconverted(page: TiffPage) -> Iterator[str]:
+    """Yield a problem for each conversion that the tags require and the reader does not do."""
     if page.photometric == PHOTOMETRIC.PALETTE:
         if _table(page) is None:
-            yield UNAPPLIED
+            yield PALETTE_NOT_APPLIED
     elif page.photometric not in CONVERTED:
         yield UNCONVERTED.format(getattr(page.photometric, "name", "unknown"))
     orientation = page.tags.valueof(Tag.ORIENTATION, 1)
     if orientation in range(2, 9):
-        yield TURNED.format(int(orientation))
+        yield NOT_ORIENTED.format(int(orientation))
 
 
 def pages(file: TiffFile) -> list[TiffPage]:
-    """Return all pages of a scanner's file, each with its tags.
+    """Return all pages of a scanner's file, each with its own tags.
 
     Raises
     ------
     UnsupportedSlideError
-        If there are more than the limits say.
+        If there are more than the limits allow.
     """
     if len(file.pages) > limits.pages:
         raise UnsupportedSlideError(
@@ -256,7 +269,7 @@ def pages(file: TiffFile) -> list[TiffPage]:
 
 
 def keyframe(series: TiffPageSeries) -> TiffPage:
-    """Return the page that describes all pages of a series."""
+    """Return the page whose tags apply to all pages of a series."""
     return series.keyframe
 
 
@@ -267,50 +280,46 @@ def is_rgb(level: LevelLayout) -> bool:
 
 
 def background(level: LevelLayout) -> int:
-    """Return what is shown where nothing was scanned: white in RGB, else 0."""
+    """Return the value of pixels that were not scanned: white for unsigned RGB, else 0."""
     return int(np.iinfo(level.dtype).max) if is_rgb(level) and level.dtype.kind == "u" else 0
 
 
 def number_tag(page: TiffPage, code: int) -> float | None:
-    """Return a tag's number, or that of its first fraction; None where it has none."""
+    """Return a numeric tag as a float, a rational as its quotient; None for other values."""
     value = page.tags.valueof(code)
     if isinstance(value, tuple) and len(value) > 1 and value[1]:
         value = value[0] / value[1]
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def tiff_metadata(page: TiffPage) -> dict[str, Any]:
-    """Return the descriptive tags of a page: texts, and numbers of resolution and position."""
+def tiff_metadata(page: TiffPage) -> Metadata:
+    """Return a page's descriptive tags: strings, and the numbers of resolution and position."""
     texts = {name: page.tags.valueof(code) for name, code in TEXT_TAGS.items()}
-    found: dict[str, Any] = {"ImageDescription": page.description, **texts}
-    metadata: dict[str, Any] = {
-        name: text for name, text in found.items() if isinstance(text, str) and text
-    }
-    for name, code in RATIONAL_TAGS.items():
-        number = number_tag(page, code)
-        if number is not None:
-            metadata[name] = number
+    found = {"ImageDescription": page.description, **texts}
+    numbers = {name: number_tag(page, code) for name, code in RATIONAL_TAGS.items()}
+    metadata: Metadata = {n: text for n, text in found.items() if isinstance(text, str) and text}
+    metadata |= {name: number for name, number in numbers.items() if number is not None}
     unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
     metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(unit, "unknown")
     return metadata
 
 
-def _make_and_model(metadata: Mapping[str, Any]) -> str | None:
-    """Return what `tiff_metadata` says of the scanner, if that is a name and no description."""
+def _make_and_model(metadata: Metadata) -> str | None:
+    """Return the scanner's name from `tiff_metadata`; None if the tags hold some other text."""
     make, model = (" ".join(metadata.get(key, "").split()) for key in ("Make", "Model"))
     name = model if model.startswith(make) else f"{make} {model}".strip()
     return name if 0 < len(name) <= LONGEST_NAME and "=" not in name else None
 
 
 def text_tag(page: TiffPage, code: int) -> str:
-    """Return the text of a tag whatever its encoding; empty if there is none."""
+    """Return the text of a tag, with bytes decoded as UTF-8; an empty string if it is missing."""
     value = page.tags.valueof(code)
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text.rstrip("\0") if isinstance(text, str) else ""
 
 
 def icc_range(page: TiffPage) -> tuple[int, int] | None:
-    """Return offset and length of a page's ICC profile in the file."""
+    """Return the offset and length of a page's ICC profile in the file, in bytes."""
     tag = page.tags.get(Tag.ICC_PROFILE)
     if tag is None or tag.count < SHORTEST_PROFILE:
         return None
@@ -325,9 +334,21 @@ def page_level(
     size: tuple[int, int] | None = None,
     layer: int | None = None,
 ) -> LevelLayout:
-    """Describe one page as one level, of the (width, height) `size` if its edges are padded.
+    """Describe one page as one level.
 
-    Of a page with several layers, one is described; without `layer` such a page is refused.
+    Parameters
+    ----------
+    page : TiffPage
+        The page.
+    path : str
+        Path of the file, for messages.
+    missing : {"background", "finer"}
+        As in `LevelLayout`.
+    size : tuple of int, optional
+        (width, height) without padding, where the stored image is padded.
+    layer : int, optional
+        The layer to describe if the page has several (ImageDepth); by default, such a page is
+        refused.
     """
     return channels_level([page], path, missing=missing, size=size, layer=layer)
 
@@ -335,10 +356,10 @@ def page_level(
 def associated_images(
     named: Iterable[tuple[str | None, TiffPage]], path: str, problems: list[str]
 ) -> list[AssociatedLayout]:
-    """Describe the first page of each name that can be shown; pages without a name are none."""
+    """Describe the first readable page of each name, and skip pages without a name."""
     found: dict[str, AssociatedLayout] = {}
     for name, page in named:
-        if name and not NO_NAME.search(name) and name not in found:
+        if name and not UNSAFE_NAME.search(name) and name not in found:
             try:
                 found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_range(page))
             except SlideError as error:
@@ -354,37 +375,27 @@ def channels_level(
     size: tuple[int, int] | None = None,
     layer: int | None = None,
 ) -> LevelLayout:
-    """Describe pages of one size and type as the channels of one level."""
+    """Describe pages of one size and type as the channels of one level; see `page_level`."""
     first = pages[0]
-    for page in pages[1:]:
-        if page.hash != first.hash:
-            raise CorruptSlideError(
-                f"The channels of '{path}' are stored in different ways; "
-                "get a fresh copy of the file."
-            )
+    if any(page.hash != first.hash for page in pages):
+        raise CorruptSlideError(
+            f"The channels of '{path}' are stored in different ways; get a fresh copy of the file."
+        )
     _, _, page_height, page_width, _ = first.shaped
     width, height = size or (page_width, page_height)
     if width > page_width or height > page_height:
         raise CorruptSlideError(
-            f"'{path}' says that a level has {width} x {height} pixels, but stores "
+            f"'{path}' declares a level of {width} x {height} pixels, but stores "
             f"{page_width} x {page_height}; get a fresh copy of the file."
         )
     return _build_level(pages, first, width, height, path, missing=missing, layer=layer)
 
 
-def _check_alike(levels: Sequence[LevelLayout], path: str) -> None:
-    """Refuse levels that are not of the same channels and samples."""
-    if len({(level.channels, level.dtype) for level in levels}) > 1:
-        raise CorruptSlideError(
-            f"The levels of '{path}' differ in channels or sample type; "
-            "get a fresh copy of the file."
-        )
-
-
 def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
-    """Refuse more levels, or more to average for those that lack tiles, than are read.
+    """Refuse too many levels, and levels whose missing tiles cost too much memory to average.
 
-    A tile that is averaged from the level below it holds that in memory meanwhile, and so on.
+    Averaging a missing tile keeps the finer tiles that it covers in memory, and each of these tiles
+    may require averaging, too.
     """
     if len(levels) > limits.levels:
         raise UnsupportedSlideError(
@@ -398,39 +409,42 @@ def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
             held += round(area * level.tile_bytes)
     if held > limits.averaged_bytes:
         raise UnsupportedSlideError(
-            f"'{path}' lacks tiles of so many levels, or so large ones, that their averages "
-            f"would take {byte_size(held)}: {limits.advice('averaged_bytes')}."
+            f"Averaging the missing tiles of '{path}' would take {byte_size(held)}: "
+            f"{limits.advice('averaged_bytes')}."
         )
 
 
 def check_tile_size(level: LevelLayout, path: str) -> None:
-    """Refuse a level whose tiles are too large to decode; channels may be stored apart."""
-    apart = level.channels if level.array is not None or level.parts else level.grid.planes
-    most = limits.tile_bytes * min(MOST_PLANES, apart)
-    if level.tile_bytes > most or level.tile_bytes // apart > limits.tile_bytes:
+    """Refuse a level whose tiles are too large to decode.
+
+    Planes that are stored separately are decoded one at a time, so each counts separately.
+    """
+    separate = level.channels if level.array is not None or level.parts else level.grid.planes
+    most = limits.tile_bytes * min(MOST_PLANES, separate)
+    if level.tile_bytes > most or level.tile_bytes // separate > limits.tile_bytes:
         raise UnsupportedSlideError(
             f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
             f"({byte_size(level.tile_bytes)} each), too large to decode: "
-            f"{limits.advice('tile_bytes')}, with which 'wsigpu convert' makes a slide of it that "
-            "opens without."
+            f"{limits.advice('tile_bytes')}; 'wsigpu convert' can then write a copy that opens "
+            "with the default limit."
         )
 
 
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
-    """Refuse a file of which no stored tile is left."""
+    """Refuse a file whose stored tiles all lie beyond its end."""
     for image in chain.from_iterable(level.stored for level in levels):
         ends = image.grid.offsets + image.grid.byte_counts
         stored = image.grid.byte_counts > 0
         if (stored & (ends <= file_size)).any() or not stored.any():
             return
     raise CorruptSlideError(
-        f"'{path}' is cut off: all of its tiles lie beyond the end of the file; "
+        f"'{path}' is truncated: all of its tiles lie beyond the end of the file; "
         "get a fresh copy of it."
     )
 
 
 def images(file: TiffFile) -> list[TiffPageSeries]:
-    """Return the images of a file whose samples can be shown."""
+    """Return the image series of a file, without masks and series that are not images."""
     check_stack(file)
     return [
         series
@@ -442,9 +456,9 @@ def images(file: TiffFile) -> list[TiffPageSeries]:
 
 
 def main_image(file: TiffFile, path: str) -> TiffPageSeries:
-    """Return the largest image of a file that is not called a label or an overview.
+    """Return the largest image of a file; a label or macro image only if there is no other.
 
-    Of those that an index of several files lists, it is one of which this file has a part.
+    If the file is one of several, its own images are preferred to images in the other files.
 
     Raises
     ------
@@ -454,26 +468,24 @@ def main_image(file: TiffFile, path: str) -> TiffPageSeries:
     found = images(file)
     if not found:
         raise NotASlideError(
-            f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
+            f"'{path}' holds no image with 8-, 16- or 32-bit samples; convert it to a TIFF with "
+            "such samples."
         )
-    found = [series for series in found if _is_in(file, series)] or found
-    return max([series for series in found if not _is_beside(series)] or found, key=_area)
+    own = [s for s in found if any(page is not None and page.parent is file for page in s)]
+    found = own or found
+    return max([series for series in found if not _is_associated(series)] or found, key=_area)
 
 
-def _is_in(file: TiffFile, series: TiffPageSeries) -> bool:
-    return any(page is not None and page.parent is file for page in series)
-
-
-def _is_beside(series: TiffPageSeries) -> bool:
-    """Whether an image says of itself that it is a picture beside the slide, and can be one."""
+def _is_associated(series: TiffPageSeries) -> bool:
+    """Whether an image names itself a label or macro image, and can be one."""
     lines = keyframe(series).description[:LONGEST_TITLE].splitlines()[:2]
     first_words = {line.split()[0].lower() for line in lines if line.split()}
-    named = beside_name(series.name) in ("label", "macro") or first_words & {"label", "macro"}
-    return bool(named) and can_be_beside(series)
+    named = associated_name(series.name) in ("label", "macro") or first_words & {"label", "macro"}
+    return bool(named) and can_be_associated(series)
 
 
-def can_be_beside(series: TiffPageSeries) -> bool:
-    """Whether an image can be a picture beside the slide: one of 8 bits, gray or in colours."""
+def can_be_associated(series: TiffPageSeries) -> bool:
+    """Whether an image can be an associated one: a single plane of 8 bits, gray or in color."""
     return series.dtype == np.uint8 and _image_count(series) == 1
 
 
@@ -487,13 +499,13 @@ def _area(series: TiffPageSeries) -> int:
 
 
 def size(series: TiffPageSeries) -> tuple[int, int]:
-    """Return width and height of a series."""
+    """Return the width and height of a series."""
     width, height = (int(series.shape[series.axes.index(axis)]) for axis in "XY")
     return width, height
 
 
 def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
-    """Return the levels that tifffile found, and reduced images with other steps."""
+    """Return the levels that tifffile found, and reduced images that it lists separately."""
     levels = list(main.levels)
     if main.kind in ("generic", "uniform", "shaped"):
         known = {size(level) for level in levels}
@@ -517,35 +529,32 @@ def _image_count(series: TiffPageSeries) -> int:
 
 
 def _axes_of_pages(series: TiffPageSeries) -> list[tuple[str, int]]:
-    """Return name and length of the axes along which the pages lie."""
-    axes = [
-        (axis, length)
-        for axis, length in zip(series.axes, series.shape, strict=True)
-        if axis not in "YXS"
-    ]
+    """Return the name and length of each axis along which the pages are arranged."""
+    sizes = zip(series.axes, series.shape, strict=True)
+    axes = [(axis, length) for axis, length in sizes if axis not in "YXS"]
     samples = keyframe(series).samplesperpixel
     if math.prod(length for _, length in axes) != len(series.pages) and ("C", samples) in axes:
-        # Writers may call the samples of a pixel C.
+        # Some writers call the samples of a pixel C.
         axes.remove(("C", samples))
     return axes
 
 
 def _default_plane(series: TiffPageSeries) -> Mapping[str, int]:
-    """Return the middle plane along z, or the first one where channels of that are missing."""
+    """Return the middle plane along z, or the first one if the middle one lacks channels."""
     first = {"z": 0, "t": 0}
-    held = {each: len(held_channels(series, at)) for each, at in enumerate((MIDDLE, first))}
-    return MIDDLE if held[0] >= held[1] else first
+    held = {each: len(held_channels(series, at)) for each, at in enumerate((DEFAULT_PLANE, first))}
+    return DEFAULT_PLANE if held[0] >= held[1] else first
 
 
 def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return which plane along z and t is shown, and how many there are."""
+    """Return the index of the shown plane and the number of planes along each of "z" and "t"."""
     sizes = {axis.lower(): length for axis, length in _axes_of_pages(series) if axis in "ZT"}
     middle = {axis: length // 2 if axis == "z" else 0 for axis, length in sizes.items()}
     return {axis: (at.get(axis, middle[axis]), length) for axis, length in sizes.items()}
 
 
-def held_channels(series: TiffPageSeries, at: Mapping[str, int] = MIDDLE) -> list[int]:
-    """Return which channels of a plane have pages; a file may hold fewer than its XML claims."""
+def held_channels(series: TiffPageSeries, at: Mapping[str, int] = DEFAULT_PLANE) -> list[int]:
+    """Return the indices of a plane's channels that the file holds; its XML may list more."""
     return [index for index, page in enumerate(_all_pages(series, at)) if page is not None]
 
 
@@ -555,7 +564,7 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
     Raises
     ------
     CorruptSlideError
-        If it holds none.
+        If the file holds none of them.
     """
     found = [page for page in _all_pages(series, at) if page is not None]
     if not found:
@@ -567,7 +576,7 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
 
 
 def _all_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame | None]:
-    """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
+    """Return one page per channel, at plane `at` of z and t and at the start of any other axis."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
     claims.check_planes(keyframe(series).parent.filename, max(count, len(series.pages)))
@@ -584,9 +593,9 @@ def _all_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage |
 
 
 def _page_names(pages: Sequence[TiffPage | TiffFrame]) -> tuple[Channel, ...]:
-    """Return channels as the names of their pages call them, if each has one of its own.
+    """Name channels by the PageName tags of their pages, if every page has a different one.
 
-    Mass cytometers' software (MCD) writes such files.
+    The software of mass cytometers (MCD) names channels in this way.
     """
     if not 1 < len(pages) <= MOST_NAMED:
         return ()
@@ -595,7 +604,10 @@ def _page_names(pages: Sequence[TiffPage | TiffFrame]) -> tuple[Channel, ...]:
 
 
 def _page_of(series: TiffPageSeries, pages: Sequence[TiffPage | TiffFrame | None]) -> TiffPage:
-    """Return what describes pages of a series: one of them, if these are samples of its own."""
+    """Return the page whose tags describe `pages`.
+
+    That is the series' keyframe, except where `frames.pages_of` cut its samples into pages.
+    """
     first, whole = pages[0], keyframe(series)
     is_sample = isinstance(first, TiffPage) and first.samplesperpixel < whole.samplesperpixel
     return cast("TiffPage", first) if is_sample else whole
@@ -605,16 +617,18 @@ def series_level(
     series: TiffPageSeries,
     path: str,
     files: PageFiles | None = None,
-    at: Mapping[str, int] = MIDDLE,
+    at: Mapping[str, int] = DEFAULT_PLANE,
 ) -> LevelLayout:
-    """Describe a series as one level, of its further axes only one plane; see `parse`.
+    """Describe one plane of a series as one level; `at` selects it as in `parse`.
 
-    Its pages may lie in several files, if those are collected.
+    Pages may be in other files only if `files` is given, which collects them.
     """
     width, height = size(series)
     pages = _channel_pages(series, at)
     if files is None and any(page.parent is not series.parent for page in pages):
-        raise UnsupportedSlideError(f"It lies in other files than '{path}'; open one of those.")
+        raise UnsupportedSlideError(
+            f"The image is stored in files other than '{path}'; open one of them."
+        )
     level = _build_level(pages, _page_of(series, pages), width, height, path)
     return level if files is None else replace(level, grid=files.joined(level.grid, pages))
 
@@ -634,8 +648,11 @@ def _build_level(
     table = _table(page) if len(pages) == 1 else None
     colors = table is not None and page.photometric == PHOTOMETRIC.PALETTE
     channels = 3 if colors else page.samplesperpixel * len(pages)
-    if layer is None or page.tiledepth != 1:
-        _check_is_flat(page, path)
+    if (layer is None or page.tiledepth != 1) and page.imagedepth != 1:
+        raise UnsupportedSlideError(
+            f"'{path}' holds a volume of {page.imagedepth} planes in one image; "
+            "save each plane as a separate image."
+        )
     _check_size(page, width, height, channels, path)
     tiled = page.is_tiled
     tile_height = page.tilelength if tiled else page.rowsperstrip
@@ -648,6 +665,7 @@ def _build_level(
     columns = math.ceil(page_width / tile_width)
     planes = page.samplesperpixel if separate else 1
 
+    # Offsets run by layer (ImageDepth), then by sample plane, row, column (TIFF 6.0, section 15).
     own = slice((layer or 0) * planes * rows * columns, None)
     offsets = [_segments(p.dataoffsets[own], planes, rows, columns, path) for p in pages]
     byte_counts = [_segments(p.databytecounts[own], planes, rows, columns, path) for p in pages]
@@ -659,12 +677,15 @@ def _build_level(
         )
     starts = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
     lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
+    # Offset 0, where every TIFF has its header, marks a missing tile.
     lengths[starts == 0] = 0
     grid = TileGrid(tile_height, tile_width, starts, lengths)
     if page.compression == COMPRESSION.NONE and not tiled:
         bits = width * samples * int(page.bitspersample)
         grid = _split_raw_strips(grid, height, -(-bits // 8))
-    tables = [_jpeg_tables(p) for p in pages for _ in range(planes)]
+    # JPEGTables (TIFF Technical Note 2); some files have a malformed tag.
+    stated = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
+    tables = (strip_metadata(each) if isinstance(each, bytes) else None for each in stated)
     lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
@@ -676,7 +697,7 @@ def _build_level(
         samples=samples,
         jpeg_color=_jpeg_color(page, separate) if page.compression == COMPRESSION.JPEG else "auto",
         jpeg_tables=tuple(tables),
-        jpeg_header=None if page.jpegheader is None else without_words(page.jpegheader),
+        jpeg_header=None if page.jpegheader is None else strip_metadata(page.jpegheader),
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
         bits=int(page.bitspersample),
         table=table,
@@ -686,34 +707,29 @@ def _build_level(
     return level
 
 
-def _jpeg_tables(page: TiffPage | TiffFrame) -> bytes | None:
-    """Return the tables that JPEGs of a page share; None where its tag holds anything else."""
-    tables = getattr(page, "jpegtables", None)
-    return without_words(tables) if isinstance(tables, bytes) else None
-
-
 def _photometric(page: TiffPage, channels: int) -> int:
-    """Return what samples are; brightness where they are said to be what they can't.
+    """Return the photometric interpretation; MINISBLACK if the tag can't be right.
 
-    Aperio's tag is wrong where tiles are JPEG 2000: its own compressions say which have YCbCr
-    (https://openslide.org/formats/aperio). Others write these codes, too, and mean the tag.
+    Aperio's tag is wrong for JPEG 2000 tiles, where the compression code tells whether they are
+    YCbCr (https://openslide.org/formats/aperio). Other writers use the same compression codes with
+    a correct tag.
     """
-    said = page.photometric
+    stated = page.photometric
     if page.compression in JPEG_2000 and page.parent.is_svs:
         ycbcr = page.compression == COMPRESSION.APERIO_JP2000_YCBC
-        said = PHOTOMETRIC.YCBCR if ycbcr and channels == 3 else said
-        said = PHOTOMETRIC.RGB if said == PHOTOMETRIC.YCBCR and not ycbcr else said
-    colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
-    several = said == PHOTOMETRIC.RGB and channels > 4
-    if said not in KNOWN_COLORS or (colors and channels < 3) or several:
+        stated = PHOTOMETRIC.YCBCR if ycbcr and channels == 3 else stated
+        stated = PHOTOMETRIC.RGB if stated == PHOTOMETRIC.YCBCR and not ycbcr else stated
+    colors = stated in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
+    several = stated == PHOTOMETRIC.RGB and channels > 4
+    if stated not in KNOWN_COLORS or (colors and channels < 3) or several:
         return PHOTOMETRIC.MINISBLACK
-    return said
+    return stated
 
 
 def _table(page: TiffPage) -> bytes | None:
-    """Return what the stored values are shown as, where that is not what they are.
+    """Return the lookup table from stored to shown values, or None if they are the same.
 
-    Colours of a palette, and gray of 1, 2 or 4 bits spread over 8.
+    Palette images get RGB triples; gray of 1, 2 or 4 bits is spread over 8 bits.
     """
     bits = page.bitspersample
     if page.samplesperpixel != 1 or page.dtype is None or page.dtype.kind not in "ub":
@@ -722,7 +738,7 @@ def _table(page: TiffPage) -> bytes | None:
         palette = page.colormap
         if palette is None or palette.shape != (3, 1 << bits):
             return None
-        # Some writers fill in 8 bits where 16 are meant.
+        # ColorMap values have 16 bits (TIFF 6.0, section 5); some writers fill only 8 of them.
         shades = palette if palette.max() < 256 else palette >> 8
         return shades.T.astype(np.uint8).tobytes()
     if bits in PACKED and page.compression not in EIGHT_BITS:
@@ -731,19 +747,11 @@ def _table(page: TiffPage) -> bytes | None:
     return None
 
 
-def _check_is_flat(page: TiffPage, path: str) -> None:
-    if page.imagedepth != 1:
-        raise UnsupportedSlideError(
-            f"'{path}' holds a volume of {page.imagedepth} planes in one image; "
-            "save each plane as an image of its own."
-        )
-
-
 def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:
     sides = page.tilelength, page.tilewidth, page.rowsperstrip
     if not all(isinstance(number, int) for number in (width, height, channels, *sides)):
         raise CorruptSlideError(
-            f"'{path}' gives sizes that are no whole numbers; get a fresh copy of it."
+            f"'{path}' has image sizes that are not whole numbers; get a fresh copy of it."
         )
     if min(width, height, channels) < 1:
         raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
@@ -752,8 +760,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
             f"'{path}' claims {width} x {height} pixels, more than a slide can have; get a fresh "
             "copy of the file."
         )
-    bits = page.bitspersample
-    dtype = page.dtype
+    bits, dtype = page.bitspersample, page.dtype
     if bits in PACKED and _table(page) is not None and page.predictor == PREDICTOR.NONE:
         return
     if (
@@ -762,14 +769,12 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         or (bits != 8 * dtype.itemsize and not is_of_images(page.compression))
     ):
         raise NotASlideError(
-            f"'{path}' has samples of {bits} bit (sample format {int(page.sampleformat)}), "
-            "which can't be decoded; convert it to 8, 16 or 32 bit samples."
+            f"'{path}' has {bits}-bit samples (sample format {int(page.sampleformat)}), "
+            "which can't be decoded; convert it to 8-, 16- or 32-bit samples."
         )
 
 
-def _segments(
-    values: Sequence[int], planes: int, rows: int, columns: int, path: str
-) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _segments(values: Sequence[int], planes: int, rows: int, columns: int, path: str) -> Integers:
     expected = planes * rows * columns
     if len(values) < expected:
         raise CorruptSlideError(
@@ -777,15 +782,15 @@ def _segments(
             "get a fresh copy of the file."
         )
     segments = np.fromiter(values, np.uint64, expected)
-    if segments.max() >> np.uint64(62):
+    if segments.max() >> np.uint64(62):  # so that the sum of an offset and a length fits int64
         raise CorruptSlideError(
-            f"A tile of '{path}' is said to lie beyond any file; get a fresh copy of the file."
+            f"A tile offset of '{path}' lies beyond the end of any file; get a fresh copy of it."
         )
     return segments.view(np.int64).reshape(planes, rows, columns)
 
 
 def _split_raw_strips(grid: TileGrid, height: int, row_bytes: int) -> TileGrid:
-    """Cut uncompressed strips that lie one after another into blocks of handy size."""
+    """Cut uncompressed strips that are contiguous in the file into blocks of `RAW_BLOCK` bytes."""
     offsets, counts = grid.offsets[..., 0], grid.byte_counts[..., 0]
     contiguous = (offsets[:, 1:] == offsets[:, :-1] + counts[:, :-1]).all()
     tile_height = max(1, min(height, RAW_BLOCK // row_bytes))
@@ -803,31 +808,36 @@ def _split_raw_strips(grid: TileGrid, height: int, row_bytes: int) -> TileGrid:
 
 
 def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
+    """Return the color space of a page's JPEGs, from the tags where they can be trusted."""
     if separate or page.samplesperpixel == 1:
         return "gray"
     if page.extrasamples:
         return "auto"
     if page.photometric == PHOTOMETRIC.YCBCR:
         return "ycbcr"
+    # Some writers tag the YCbCr of a JFIF file as RGB.
     if page.photometric == PHOTOMETRIC.RGB:
         return "auto" if _is_jfif(page) else "stored"
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 
 
 def _is_jfif(page: TiffPage) -> bool:
-    """Whether JPEGs are JFIF, and so YCbCr. tifffile looks at the first tile, even if missing."""
+    """Whether the page's JPEGs are JFIF and thus YCbCr, judging by the first tile in the file.
+
+    tifffile's `is_jfif` reads the first tile even if it is missing.
+    """
     segments = zip(page.dataoffsets, page.databytecounts, strict=False)
     offset = next((offset for offset, count in segments if offset and count > SHORTEST_JFIF), None)
     if offset is None:
         return False
     handle = page.parent.filehandle
-    # No more than the marker is read: the picture may be a label.
-    handle.seek(offset + JFIF_PLACE)
+    # Read no more than the marker: the picture may be a label, which names a patient.
+    handle.seek(offset + JFIF_OFFSET)
     return bool(handle.read(len(JFIF)) == JFIF)
 
 
 def channel_names(count: int, names: Sequence[Channel] = ()) -> tuple[Channel, ...]:
-    """Return the names given if they are as many as the channels, else others."""
+    """Return `names` if there is one for each of `count` channels, else generic names."""
     if len(names) == count:
         return tuple(names)
     if count == 1:

@@ -1,4 +1,4 @@
-"""Olympus .ets files: tiles, each with its coordinates, behind one another."""
+"""Read the directory of an Olympus .ets file, which lists tiles with their coordinates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.geometry import Integers
 
-HEAD, INNER, SIZE = 64, 188, 8  # bytes; the last two numbers may be missing
+HEAD, INNER, SIZE = 64, 188, 8  # bytes of the two headers, and of the image size that may follow
 MOST_DIMENSIONS = 16
+RAW, BLUE_FIRST = 0, 4
 COMPRESSIONS = {
-    0: COMPRESSION.NONE,
+    RAW: COMPRESSION.NONE,
     2: COMPRESSION.JPEG,
     3: COMPRESSION.JPEG2000,
     8: COMPRESSION.PNG,
@@ -29,30 +30,29 @@ TYPES = {
     1: "int8", 2: "uint8", 3: "int16", 4: "uint16", 5: "int32", 6: "uint32", 7: "int64",
     8: "uint64", 9: "float32", 10: "float64",
 }  # fmt: skip
-BLUE_FIRST = 4
 
 
 class Ets(NamedTuple):
-    """What a file holds.
+    """The directory of an .ets file, and the encoding of its tiles.
 
     Attributes
     ----------
     compression, dtype, samples
-        How each tile is encoded.
+        Encoding of the tiles.
     blue_first : bool
-        Whether uncompressed colours are stored in the order blue, green, red.
+        Whether uncompressed colors are stored in the order blue, green, red.
     tile_width, tile_height : int
-        Size of each.
+        Size of each tile in pixels.
     coordinates : ndarray of int64, shape (tiles, dimensions)
-        Column, row, and position along the further dimensions.
+        Column, row, and position along the other dimensions.
     levels : ndarray of int64, shape (tiles,)
-        Which level of the pyramid each is of.
+        Pyramid level of each tile.
     offsets, byte_counts : ndarray of int64, shape (tiles,)
-        Where it lies; the end of the file where it is not there as a whole.
+        Byte range of each tile; an incomplete tile has the offset of the file's end.
     lost : int
-        How many are not there as a whole.
+        Number of incomplete tiles.
     size : tuple of int or None
-        (width, height) of the picture, where the file says it.
+        (width, height) of the image in pixels, if the file states it.
     """
 
     compression: int
@@ -70,7 +70,7 @@ class Ets(NamedTuple):
 
 
 def read_ets(path: Path) -> Ets:
-    """Read which tiles a file holds.
+    """Read the directory of a file.
 
     Raises
     ------
@@ -83,9 +83,9 @@ def read_ets(path: Path) -> Ets:
     with path.open("rb") as file:
         head = file.read(HEAD)
         if len(head) < HEAD or head[:4] != b"SIS\0":
-            raise ValueError(f"'{path.name}' is no such file, or damaged")
+            raise ValueError(f"'{path.name}' is damaged, or not an .ets file")
         dimensions, inner = struct.unpack_from("<IQ", head, 12)
-        begin, count = struct.unpack_from("<QI", head, 32)
+        directory, count = struct.unpack_from("<QI", head, 32)
         if not 2 <= dimensions <= MOST_DIMENSIONS or not 0 < count <= limits.tiles:
             raise ValueError(f"'{path.name}' claims {count} tiles of {dimensions} dimensions")
         file.seek(min(inner, size))
@@ -96,18 +96,19 @@ def read_ets(path: Path) -> Ets:
                 ("coordinates", "<i4", (dimensions,)),
                 ("offset", "<i8"),
                 ("size", "<u4"),
-                ("behind", "V4"),
+                ("after", "V4"),
             ]
         )
-        if len(header) < INNER or header[:4] != b"ETS\0" or begin + count * record.itemsize > size:
-            raise ValueError(f"'{path.name}' is cut off or damaged")
-        file.seek(begin)
+        end = directory + count * record.itemsize
+        if len(header) < INNER or header[:4] != b"ETS\0" or end > size:
+            raise ValueError(f"'{path.name}' is truncated or damaged")
+        file.seek(directory)
         table = np.frombuffer(file.read(count * record.itemsize), record)
     kind, samples, color, form, _, width, height = struct.unpack_from("<7I", header, 8)
     if form not in COMPRESSIONS or kind not in TYPES:
         raise UnsupportedSlideError(
-            f"'{path.name}' holds tiles of a kind that is not supported (compression {form}, type "
-            f"{kind}); export the slide by Olympus' software."
+            f"'{path.name}' holds tiles of an unsupported kind (compression {form}, type {kind}); "
+            "export the slide with Olympus' software."
         )
     if not 0 < min(width, height) <= max(width, height) < 1 << 20 or samples not in (1, 3):
         raise ValueError(f"'{path.name}' claims tiles of {width} x {height} x {samples} samples")
@@ -122,7 +123,7 @@ def read_ets(path: Path) -> Ets:
         COMPRESSIONS[form],
         TYPES[kind],
         samples,
-        color == BLUE_FIRST,
+        form == RAW and color == BLUE_FIRST and samples == 3,
         width,
         height,
         coordinates[:, :-1] if pyramid and dimensions > 2 else coordinates,

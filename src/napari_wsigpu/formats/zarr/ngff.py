@@ -1,9 +1,13 @@
-"""What OME-NGFF metadata say of an image: axes, scales, channels, colours, each value checked."""
+"""Read OME-NGFF metadata: axes, transformations, channels and labels, with each value checked.
+
+The names follow the specification (https://ngff.openmicroscopy.org): "multiscales", "omero",
+"coordinateTransformations" and "image-label".
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MICROMETRES = {
+    from napari_wsigpu.formats.fields import Metadata
+
+MICROMETERS = {
     "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
     "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "kilometer": 1e9,
     "femtometer": 1e-9, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
@@ -41,13 +47,13 @@ class Axes(NamedTuple):
     Attributes
     ----------
     letters : str
-        t, c, z, y or x for each axis, "?" for others.
-    micrometres : tuple of (float or None)
-        How many micrometres the unit of each has; of t, how many seconds.
+        t, c, z, y or x for each axis, "?" for any other axis.
+    unit_sizes : tuple of (float or None)
+        Size of each axis' unit in micrometers, or in seconds for t; None if it is unknown.
     """
 
     letters: str
-    micrometres: tuple[float | None, ...]
+    unit_sizes: tuple[float | None, ...]
 
     @classmethod
     def of(cls, letters: str) -> Axes:
@@ -55,21 +61,22 @@ class Axes(NamedTuple):
         return cls(letters, (None,) * len(letters))
 
     def unit(self, letter: str) -> float | None:
-        """Return how many micrometres (of t, seconds) an axis's unit has; None if it is neither."""
-        return self.micrometres[self.letters.index(letter)]
+        """Return the size of an axis' unit in micrometers, or seconds for t; None if unknown."""
+        return self.unit_sizes[self.letters.index(letter)]
 
 
 class Transform(NamedTuple):
-    """How an array's positions become those of space: one factor and one shift an axis."""
+    """Maps array indices to physical coordinates: one factor and one offset per axis."""
 
     scale: tuple[float, ...]
     translation: tuple[float, ...]
 
 
-def axes(stated: Any, dimensions: int, problems: list[str]) -> Axes | None:
-    """Return the axes of arrays of so many dimensions; None if they can't be known.
+def axes(stated: object, dimensions: int, problems: list[str]) -> Axes | None:
+    """Return the axes of arrays with this number of dimensions; None if they are unknown.
 
-    `problems` gets a sentence if they are taken in the order that the oldest version fixed.
+    Without usable metadata, the axes are assumed to be the last ones of t, c, z, y, x, which
+    versions 0.1 and 0.2 prescribe. A message in `problems` says so.
     """
     found = _stated_axes(stated)
     if found is not None and len(found.letters) == dimensions:
@@ -79,51 +86,51 @@ def axes(stated: Any, dimensions: int, problems: list[str]) -> Axes | None:
     letters = OLDEST_AXES[-dimensions:]
     if stated is not None or dimensions < len(OLDEST_AXES):
         problems.append(
-            f"The axes are missing or contradict the arrays; they are taken as "
-            f"{', '.join(letters)}."
+            f"The axes are missing or contradict the arrays; {', '.join(letters)} are assumed."
         )
     return Axes.of(letters)
 
 
-def _stated_axes(stated: Any) -> Axes | None:
+def _stated_axes(stated: object) -> Axes | None:
     if not isinstance(stated, list) or len(stated) > 16:
         return None
     letters, units = "", []
     for axis in stated:
-        said = {"name": axis} if isinstance(axis, str) else axis
-        if not isinstance(said, dict):
+        fields = {"name": axis} if isinstance(axis, str) else axis
+        if not isinstance(fields, dict):
             return None
-        name, kind = str(said.get("name")).lower(), str(said.get("type", "")).lower()
+        name, kind = str(fields.get("name")).lower(), str(fields.get("type", "")).lower()
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
-        units.append((seconds if letter == "t" else micrometres)(said.get("unit")))
+        units.append((seconds if letter == "t" else micrometers)(fields.get("unit")))
     if not {"y", "x"} <= set(letters):
         return None
     return Axes(letters, tuple(units))
 
 
-def micrometres(unit: Any) -> float | None:
-    """Return how many micrometres a unit of length has; None if it is not known."""
-    return _worth(unit, MICROMETRES)
+def micrometers(unit: object) -> float | None:
+    """Return the size of a unit of length in micrometers; None if it is unknown."""
+    return _size_of_unit(unit, MICROMETERS)
 
 
-def seconds(unit: Any) -> float | None:
-    """Return how many seconds a unit of time has; None if it is not known."""
-    return _worth(unit, SECONDS)
+def seconds(unit: object) -> float | None:
+    """Return the size of a unit of time in seconds; None if it is unknown."""
+    return _size_of_unit(unit, SECONDS)
 
 
-def _worth(unit: Any, known: Mapping[str, float]) -> float | None:
-    """Look a unit up, which may be in the plural, in British spelling, or with a Greek letter."""
+def _size_of_unit(unit: object, known: Mapping[str, float]) -> float | None:
+    """Look up a unit; plurals, British spelling and a Greek mu are accepted."""
     name = str(unit).strip().lower().replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
     name = name.replace("metre", "meter")
     found = known.get(name)
     return known.get(name.removesuffix("s")) if found is None else found
 
 
-def axes_of(image: Mapping[str, Any]) -> Any:
-    """Return what a multiscale image says of its axes: by itself, or since 0.6 by a system.
+def axes_of(image: Metadata) -> object:
+    """Return the axes of a multiscale image, unchecked.
 
-    Of several coordinate systems it is the one that the arrays are transformed to.
+    Up to version 0.5, the image states them itself. Since 0.6, a coordinate system states them; if
+    there are several, the output of the first array's transformation is used.
     """
     systems = {str(each.get("name")): each for each in _mappings(image.get("coordinateSystems"))}
     datasets = _mappings(image.get("datasets"))
@@ -134,18 +141,18 @@ def axes_of(image: Mapping[str, Any]) -> Any:
     return image.get("axes", system.get("axes"))
 
 
-def is_named(step: Any) -> bool:
-    """Whether a transformation of a whole image leads to another coordinate system, as since 0.6.
+def has_output(step: object) -> bool:
+    """Whether a transformation of a multiscale image leads to a named coordinate system (0.6).
 
-    An older one applies to all levels.
+    Transformations of older versions have no output and apply to all levels.
     """
     return "output" in _mapping(step)
 
 
-def transform(stated: Sequence[Any], dimensions: int, problems: list[str]) -> Transform | None:
-    """Return what a list of transformations amounts to; None if one can't be.
+def transform(stated: Sequence[object], dimensions: int, problems: list[str]) -> Transform | None:
+    """Compose a list of transformations; None if one of them is invalid.
 
-    `problems` gets a sentence for what of them is not applied.
+    Rotation, shear and mirroring are not applied; A message for each is appended to `problems`.
     """
     matrix = np.eye(dimensions + 1)
     for step in stated:
@@ -153,33 +160,31 @@ def transform(stated: Sequence[Any], dimensions: int, problems: list[str]) -> Tr
         if found is None:
             return None
         matrix = found @ matrix
-    turning, translation = matrix[:-1, :-1], matrix[:-1, -1]
-    scale = np.diagonal(turning).copy()
-    if np.count_nonzero(turning - np.diag(scale)):
+    linear, translation = matrix[:-1, :-1], matrix[:-1, -1]
+    scale = np.diagonal(linear).copy()
+    if np.count_nonzero(linear - np.diag(scale)):
         problems.append(
-            "It lies rotated, sheared or with exchanged axes in space (an affine transformation), "
-            "but is shown as it is stored; sizes of pixels are right."
+            "The image should be rotated, sheared or have its axes swapped (affine "
+            "transformation); it is shown as stored, with the right pixel size."
         )
-        scale = np.linalg.norm(turning, axis=0)
+        scale = np.linalg.norm(linear, axis=0)
     if (scale < 0).any():
-        problems.append(
-            "It lies mirrored in space (a negative scale), but is shown as it is stored."
-        )
+        problems.append("The image should be mirrored (negative scale); it is shown as stored.")
     scale = abs(scale)
     possible = bool(((scale >= SMALLEST) & (scale <= LARGEST)).all())
     possible = possible and bool((abs(translation) <= LARGEST).all())
     return Transform(tuple(scale.tolist()), tuple(translation.tolist())) if possible else None
 
 
-def _matrix(step: Any, dimensions: int) -> NDArray[np.float64] | None:
-    """Return a transformation as a matrix of homogeneous coordinates; None if it is none."""
-    said, matrix = _mapping(step), np.eye(dimensions + 1)
-    kind = said.get("type")
-    value = said.get(kind) if isinstance(kind, str) else None
+def _matrix(step: object, dimensions: int) -> NDArray[np.float64] | None:
+    """Return a transformation as a homogeneous matrix; None if it is invalid or unsupported."""
+    fields, matrix = _mapping(step), np.eye(dimensions + 1)
+    kind = fields.get("type")
+    value = fields.get(kind) if isinstance(kind, str) else None
     if kind == "identity":
         return matrix
     if kind == "sequence":
-        steps = [_matrix(each, dimensions) for each in _mappings(said.get("transformations"))]
+        steps = [_matrix(each, dimensions) for each in _mappings(fields.get("transformations"))]
         for found in steps:
             if found is None:
                 return None
@@ -187,10 +192,8 @@ def _matrix(step: Any, dimensions: int) -> NDArray[np.float64] | None:
         return matrix
     if kind in ("scale", "translation"):
         values = numbers(value, dimensions)
-        if values is not None and kind == "scale":
-            return np.diag([*values, 1.0])
-        if values is None:
-            return None
+        if values is None or kind == "scale":
+            return None if values is None else np.diag([*values, 1.0])
         matrix[:-1, -1] = values
         return matrix
     if kind in ("affine", "rotation") and isinstance(value, list) and len(value) == dimensions:
@@ -199,17 +202,14 @@ def _matrix(step: Any, dimensions: int) -> NDArray[np.float64] | None:
         if None not in rows:
             matrix[:-1, :width] = rows
             return matrix
-    if (
-        kind == "mapAxis"
-        and isinstance(value, list)
-        and sorted(map(str, value)) == sorted(map(str, range(dimensions)))
-    ):
-        return matrix[[*map(int, value), dimensions]]
+    order = list(map(str, value)) if kind == "mapAxis" and isinstance(value, list) else []
+    if sorted(order) == sorted(map(str, range(dimensions))):
+        return matrix[[*map(int, order), dimensions]]
     return None
 
 
-def numbers(values: Any, count: int) -> tuple[float, ...] | None:
-    """Return a list of so many numbers as floats; None if it is another thing."""
+def numbers(values: object, count: int) -> tuple[float, ...] | None:
+    """Return a list of `count` numbers as floats; None if the value is not such a list."""
     if not isinstance(values, list) or len(values) != count:
         return None
     if not all(isinstance(value, int | float) and abs(value) <= LARGEST for value in values):
@@ -217,10 +217,10 @@ def numbers(values: Any, count: int) -> tuple[float, ...] | None:
     return tuple(map(float, values))
 
 
-def default_position(omero: Any, letter: str, length: int) -> int:
-    """Return which plane of an axis is shown: what the image's rendering says, or a default.
+def default_position(omero: object, letter: str, length: int) -> int:
+    """Return the index of the plane to show along an axis, from the image's rendering settings.
 
-    That is the middle one along z, the first one of others.
+    Without settings, it is the middle one along z and the first one along other axes.
     """
     settings = _mapping(_mapping(omero).get("rdefs"))
     default = length // 2 if letter == "z" else 0
@@ -228,27 +228,28 @@ def default_position(omero: Any, letter: str, length: int) -> int:
     return value if type(value) is int and 0 <= value < length else default
 
 
-def channels(omero: Any, count: int, problems: list[str]) -> tuple[Channel, ...]:
-    """Return names, colours and windows of channels; empty if nothing is said of any.
+def channels(omero: object, count: int, problems: list[str]) -> tuple[Channel, ...]:
+    """Return the names, colors and windows of `count` channels; empty if none are given.
 
-    `problems` gets a sentence if they are said of fewer or more channels than there are.
+    If they are given for another number of channels, a message is appended to `problems`.
     """
     stated = _mapping(omero).get("channels")
     if not isinstance(stated, list) or not stated:
         return ()
     if len(stated) != count:
-        problems.append(f"Names and colours are given for {len(stated)} of {count} channel(s).")
-    said = [_mapping(each) for each in (stated + [None] * count)[:count]]
-    wrong = [each["color"] for each in said if each.get("color") and not _color(each["color"])]
+        problems.append(f"The metadata names {len(stated)} channel(s), but the image has {count}.")
+    items = [_mapping(each) for each in (stated + [None] * count)[:count]]
+    wrong = [each["color"] for each in items if each.get("color") and not _color(each["color"])]
     if wrong:
-        problems.append(
-            f"{len(wrong)} channel(s) have a colour that is none ({str(wrong[0])[:20]})."
-        )
-    return tuple(_channel(each, index) for index, each in enumerate(said))
+        problems.append(f"{len(wrong)} channel(s) have an invalid color ({str(wrong[0])[:20]}).")
+    return tuple(_channel(each, index) for index, each in enumerate(items))
 
 
-def _color(stated: Any) -> str | None:
-    """Return a colour of six hexadecimal digits, or of eight: opacity is last, or first (.NET)."""
+def _color(stated: object) -> str | None:
+    """Return a color of 6 or 8 hexadecimal digits as "#rrggbb"; None if it is invalid.
+
+    With 8 digits, the opacity comes last, or first as .NET writes it.
+    """
     if not isinstance(stated, str) or not re.fullmatch(r"#?([0-9a-fA-F]{2}){3,4}", stated):
         return None
     digits = stated.lstrip("#").lower()
@@ -256,29 +257,29 @@ def _color(stated: Any) -> str | None:
     return f"#{digits[2:] if opacity_first else digits[:6]}"
 
 
-def is_inverted(omero: Any) -> bool:
-    """Whether the first channel is shown dark where its values are high."""
+def is_inverted(omero: object) -> bool:
+    """Whether the first channel is displayed inverted, with high values dark."""
     stated = _mapping(omero).get("channels")
     first = stated[0] if isinstance(stated, list) and stated else None
     return _mapping(first).get("inverted") is True
 
 
-def _channel(said: Mapping[str, Any], index: int) -> Channel:
-    label, color, window = said.get("label"), said.get("color"), _mapping(said.get("window"))
+def _channel(fields: Metadata, index: int) -> Channel:
+    label, color, window = fields.get("label"), fields.get("color"), _mapping(fields.get("window"))
     limits = numbers([window.get("start"), window.get("end")], 2)
     return Channel(
         name=(label[:LONGEST_NAME] if isinstance(label, str) else "") or f"channel {index}",
         color=_color(color),
         window=(limits[0], limits[1]) if limits and limits[0] < limits[1] else None,
-        visible=said.get("active") is not False,
+        visible=fields.get("active") is not False,
     )
 
 
 def are_rgb(stated: Sequence[Channel], dtype: str) -> bool:
-    """Whether three channels are red, green and blue of one colour picture.
+    """Whether three channels are the red, green and blue of one color image.
 
-    That is so if they are coloured or named so, all are shown, and none is stretched; or if
-    nothing is said of them and they are of 8 bits.
+    True if their colors or names say so, all are visible, and no window stretches them; also if
+    nothing is stated and the samples have 8 bits.
     """
     if not stated:
         return dtype == "uint8"
@@ -291,26 +292,26 @@ def are_rgb(stated: Sequence[Channel], dtype: str) -> bool:
     return len(stated) == 3 and full is not None and (colored or named) and plain
 
 
-def label_colors(image_label: Any) -> dict[int, str]:
-    """Return the colour of each label that has one, as "#rrggbbaa"."""
+def label_colors(image_label: object) -> dict[int, str]:
+    """Return the color of each label that has one, as "#rrggbbaa"."""
     found = {}
-    for said in _mappings(_mapping(image_label).get("colors")):
-        value, rgba = said.get("label-value"), numbers(said.get("rgba"), 4)
+    for item in _mappings(_mapping(image_label).get("colors")):
+        value, rgba = item.get("label-value"), numbers(item.get("rgba"), 4)
         if type(value) is int and abs(value) < 1 << 63 and rgba and all(0 <= v < 256 for v in rgba):
             found[value] = "#" + "".join(f"{int(part):02x}" for part in rgba)
     return found
 
 
-def label_properties(image_label: Any) -> tuple[dict[str, Any], ...]:
-    """Return what is said of single labels; each has a whole number as "label-value"."""
+def label_properties(image_label: object) -> tuple[Metadata, ...]:
+    """Return the properties of individual labels, each with an integer "label-value"."""
     stated = _mappings(_mapping(image_label).get("properties"))
-    return tuple(said for said in stated if type(said.get("label-value")) is int)
+    return tuple(item for item in stated if type(item.get("label-value")) is int)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Metadata:
     return value if isinstance(value, dict) else {}
 
 
-def _mappings(value: Any) -> list[dict[str, Any]]:
+def _mappings(value: object) -> list[Metadata]:
     items = value[:MOST_COLORS] if isinstance(value, list) else []
     return [item for item in items if isinstance(item, dict)]

@@ -1,15 +1,17 @@
-"""OME-Zarr: images, collections and labels, versions 0.1 to 0.5; and bare Zarr arrays."""
+"""OME-Zarr images, collections and labels (versions 0.1 to 0.6), and bare Zarr arrays."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.formats import markup, wsigpu
-from napari_wsigpu.formats.pictures import beside_name
+from napari_wsigpu.formats.fields import finite
+from napari_wsigpu.formats.pictures import associated_name
 from napari_wsigpu.formats.tiff import ome, tiff
 from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.formats.zarr.zarr_image import (
@@ -34,52 +36,75 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from napari_wsigpu.formats.fields import Metadata
     from napari_wsigpu.storage.zarr.array import Folder, Node
 
 MOST_IMAGES = 64
 LONGEST_KEPT = 1 << 18
 LARGEST_PROFILE = 16 << 20
 DEEPEST = 32
+ARCHIVES, ZIP = (".ozx", ".zarr.zip"), (b"PK\3\4", b"PK\5\6")
 COLLECTION = "bioformats2raw.layout"
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a path is the folder of a Zarr array or group, or a file of its metadata."""
+    """Whether a path is the folder of a Zarr array or group, a metadata file in it, or a ZIP."""
+    if head.startswith(ZIP) and path.name.lower().endswith(ARCHIVES):
+        return True
     return (not head or path.name in DOCUMENTS) and folder_of(path) is not None
 
 
-def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe an OME-Zarr image with its label images, or a bare array that is a picture.
+def parse(path: Path, at: Mapping[str, int] = tiff.DEFAULT_PLANE) -> SlideLayout:
+    """Describe an OME-Zarr image with its label images, or a bare array that is an image.
 
-    Of z and t, the plane is shown that is asked for, or that the image's rendering settings name,
-    else the middle one along z, the first one along t.
+    Without `at`, the rendering settings of the image select the plane. Without settings, it is the
+    middle one along z and the first one along t.
 
     Parameters
     ----------
     path : Path
-        Absolute path of the image's folder, or of a metadata file in it.
+        Absolute path of the image's folder, of a metadata file in it, or of a ZIP file with it.
     at : Mapping of str to int, optional
         The plane along "z" and "t".
 
     Raises
     ------
     NotASlideError
-        If it is another kind of Zarr hierarchy.
+        If it is a Zarr hierarchy of another kind.
     UnsupportedSlideError
         If it can't be shown, is a plate, or zarr is not installed.
     CorruptSlideError
-        If its metadata are damaged.
+        If its metadata is damaged.
     SlideError
         If it can't be read.
     """
+    if path.name.lower().endswith(ARCHIVES):
+        return _parse_archive(path, at)
     return parse_folder(folder_of(path) or path, at)
 
 
-def parse_folder(folder: Folder, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
-    """Describe what lies in a folder, on disk or on a server; see `parse`."""
+def _parse_archive(path: Path, at: Mapping[str, int]) -> SlideLayout:
+    """Describe the image in a ZIP file, which is the slide's only file."""
+    from napari_wsigpu.storage.zarr.archive import ZipArchive  # few slides are archives
+
+    file = SlideFile.of(str(path), path.stat())
+    with closing(ZipArchive(file)) as archive:
+        layout = _in_archive(parse_folder(archive.root, at), file)
+    labels = (replace(each, layout=_in_archive(each.layout, file)) for each in layout.labels)
+    return replace(layout, path=file.path, labels=tuple(labels))
+
+
+def _in_archive(layout: SlideLayout, file: SlideFile) -> SlideLayout:
+    return replace(layout, files=(file,))
+
+
+def parse_folder(folder: Folder, at: Mapping[str, int] = tiff.DEFAULT_PLANE) -> SlideLayout:
+    """Describe the image in a folder on disk or on a server; see `parse`."""
     node = read_node(folder)
     if node is None:
-        raise NotASlideError(f"'{folder}' is no Zarr hierarchy; choose a slide's file or folder.")
+        raise NotASlideError(
+            f"'{folder}' is not a Zarr hierarchy; choose a slide's file or folder."
+        )
     problems: list[str] = []
     if node.is_array:
         return _layout("zarr", node, bare_image(node), problems)
@@ -102,8 +127,6 @@ def _layout(
     files = (*map(slide_file, dict.fromkeys(documents)), *image.files)
     return SlideLayout(
         path=str(node.folder),
-        file_size=sum(file.size for file in files),
-        modified_ns=max(file.modified_ns for file in files),
         vendor=vendor,
         levels=image.levels,
         rgb=rgb,
@@ -111,7 +134,7 @@ def _layout(
         background=image.background,
         mpp=_mpp(image),
         metadata={vendor: _attributes(node)},
-        hidden_planes=image.hidden_planes,
+        other_planes=image.other_planes,
         planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t"), image.starts),
         first=image.first,
         problems=tuple(problems),
@@ -119,20 +142,11 @@ def _layout(
     )
 
 
-def _attributes(node: Node) -> dict[str, Any]:
-    """Return a node's attributes, unless they are too long to be looked at."""
+def _attributes(node: Node) -> Metadata:
+    """Return a node's attributes, to a limited depth; empty if they are too long."""
     kept = sum(slide_file(path).size for path in node.documents) <= LONGEST_KEPT
-    found: dict[str, Any] = _shallow(node.attributes, DEEPEST) if kept else {}
+    found: Metadata = finite(node.attributes, DEEPEST) if kept else {}
     return found
-
-
-def _shallow(value: Any, depth: int) -> Any:
-    """Copy nested metadata without what lies deeper."""
-    if isinstance(value, dict):
-        return {key: _shallow(item, depth - 1) for key, item in value.items() if depth}
-    if isinstance(value, list):
-        return [_shallow(item, depth - 1) for item in value if depth]
-    return value
 
 
 def _mpp(image: ZarrImage) -> tuple[float, float] | None:
@@ -140,11 +154,11 @@ def _mpp(image: ZarrImage) -> tuple[float, float] | None:
     return (x, y) if x_known and y_known else None
 
 
-# Collections of images, as bioformats2raw writes them
+# Collections of images, in the layout of bioformats2raw
 
 
 def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> SlideLayout:
-    """Describe the first image of a collection, and those that are called label or macro."""
+    """Describe the first image of a collection, and its images named label or macro."""
     inner = read_node(node.folder / "OME")
     stated = inner.ome.get("series") if inner is not None else None
     if not isinstance(stated, list):
@@ -155,10 +169,10 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
     image = read_image(main, problems, at=at)
     end, images = image.end, {}
     files: list[SlideFile] = list(image.files)
-    described, names = _described(node.folder / "OME" / "METADATA.ome.xml", problems)
+    description, names = _describe_xml(node.folder / "OME" / "METADATA.ome.xml", problems)
     unshown = []
     for index, path in enumerate(stated[1:MOST_IMAGES], 1):
-        name = beside_name(names[index]) if index < len(names) else None
+        name = associated_name(names[index]) if index < len(names) else None
         if name is None or name in images:
             unshown.append(str(path)[:40])
             continue
@@ -168,6 +182,7 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
         except SlideError as error:
             problems.append(f"The {name} image is left out. {error}")
             continue
+        # Anything that is not an ordinary 8-bit image counts as another scan.
         if picture.levels[0].dtype != np.uint8 or picture.levels[0].channels not in (1, 3, 4):
             unshown.append(str(path)[:40])
             continue
@@ -177,41 +192,40 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
     if len(stated) > MOST_IMAGES or unshown:
         count = len(unshown) + max(0, len(stated) - MOST_IMAGES)
         problems.append(
-            f"{count} further image(s) are not shown: open the folder of one"
+            f"{count} more image(s) are not shown: open the folder of one"
             + (f", for example '{unshown[0]}'." if unshown else ".")
         )
     labels = _labels(main, image, problems)
     image = image._replace(files=tuple(files))
-    found = _layout("ome-zarr", node, image, (), main)
     found = replace(
-        found,
+        _layout("ome-zarr", node, image, (), main),
         associated=tuple(images.values()),
         labels=labels,
         metadata={"ome-zarr": {**_attributes(node), **_attributes(main)}},
         problems=tuple(problems),
     )
-    if described is None:
+    if description is None:
         return found
-    channels = described.channels if not image.channels else found.channels
+    channels = description.channels if not image.channels else found.channels
     return replace(
         found,
         channels=tiff.channel_names(len(found.channels), channels) if found.channels else (),
-        mpp=found.mpp or described.mpp,
-        objective=described.objective,
-        scanner=described.scanner,
-        scan_date=described.scan_date,
+        mpp=found.mpp or description.mpp,
+        objective=description.objective,
+        scanner=description.scanner,
+        scan_date=description.scan_date,
     )
 
 
-def _described(
+def _describe_xml(
     document: Folder, problems: list[str]
 ) -> tuple[ome.OmeDescription | None, list[str]]:
-    """Return what OME-XML says of the first image of a collection, and the names of all."""
+    """Return the OME-XML description of a collection's first image, and the names of all images."""
     if not document.is_file():
         return None, []
     try:
         large = document.stat().st_size > limits.xml_bytes
-        root = None if large else markup.parse(document.read_text("utf-8", "replace"))
+        root = None if large else markup.parse(document.read_bytes().decode("utf-8", "replace"))
     except OSError as error:
         raise file_error(str(document), error) from error
     if root is None:
@@ -221,13 +235,11 @@ def _described(
     return ome.describe(root), names
 
 
-# What this package's conversion adds
+# Data that this package's conversion adds
 
 
-def _converted(
-    layout: SlideLayout, record: dict[str, Any], node: Node, image: ZarrImage
-) -> SlideLayout:
-    """Add the record of a slide that was converted, its associated images and its ICC profile."""
+def _converted(layout: SlideLayout, record: Metadata, node: Node, image: ZarrImage) -> SlideLayout:
+    """Add the record of a converted slide, its associated images and its ICC profile."""
     problems = list(layout.problems)
     associated, files, end = [], list(layout.files), image.end
     folder = node.folder / "associated"
@@ -258,10 +270,10 @@ def _profile(folder: Folder, problems: list[str]) -> bytes | None:
     try:
         array = open_array(folder)
         if array.ndim != 1 or array.dtype != np.uint8 or array.size > LARGEST_PROFILE:
-            raise CorruptSlideError(f"'{folder}' is no ICC profile.")
+            raise CorruptSlideError(f"'{folder}' is not an ICC profile.")
         return np.asarray(array[...]).tobytes()
     except Exception as error:
-        # Codecs of damaged chunks raise what they like.
+        # On damaged chunks, codecs raise exceptions of any type.
         problems.append(f"The ICC profile can't be read ({brief(error)}).")
         return None
 
@@ -270,7 +282,7 @@ def _profile(folder: Folder, problems: list[str]) -> bytes | None:
 
 
 def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLayout, ...]:
-    """Describe the label images of an image; what is wrong with one becomes a problem."""
+    """Describe the label images of an image; an error in one of them becomes a problem."""
     try:
         group = read_node(node.folder / "labels")
     except SlideError as error:
@@ -280,7 +292,7 @@ def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLay
     if group is None or not isinstance(stated, list):
         return ()
     if len(stated) > MOST_IMAGES:
-        problems.append(f"{len(stated) - MOST_IMAGES} further label image(s) are not shown.")
+        problems.append(f"{len(stated) - MOST_IMAGES} more label image(s) are not shown.")
     found: dict[str, LabelLayout] = {}
     for name in stated[:MOST_IMAGES]:
         try:
@@ -289,7 +301,7 @@ def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLay
             problems.append(f"A label image is left out. {error}")
         else:
             found.setdefault(str(name), replace(label, name=str(name)))
-            problems += [f"Of the label image {name!r}: {text}" for text in label.layout.problems]
+            problems += [f"Label image {name!r}: {text}" for text in label.layout.problems]
     return tuple(found.values())
 
 
@@ -299,26 +311,27 @@ def _label(node: Node, image: ZarrImage) -> LabelLayout:
     level = found.levels[0]
     if level.channels > 1 or level.dtype.kind not in "iu":
         raise UnsupportedSlideError(
-            f"'{node.folder}' has {level.channels} channel(s) of {level.dtype}, which are no "
-            "numbers of objects."
+            f"'{node.folder}' has {level.channels} channel(s) of {level.dtype}; a label image has "
+            "one channel of integers."
         )
     base = image.levels[0]
     steps, offsets = [], []
     for letter, ratio in (("x", base.width / level.width), ("y", base.height / level.height)):
         scale, shift, known = found.along(letter)
         whole, origin, whole_known = image.along(letter)
-        comparable = known == whole_known and None not in (found.place, image.place)
+        comparable = known == whole_known and None not in (found.transform, image.transform)
         step = scale / whole if comparable else ratio
         offset = (shift - origin) / whole if comparable else 0.0
         steps.append(step)
-        # Less than a pixel is a matter of where in a pixel the writer thinks that it lies.
+        # Some writers state the position of a pixel's center, others of its corner, so a shift of
+        # less than a pixel is ignored.
         offsets.append(offset if abs(offset) >= max(1.0, step) else 0.0)
-    said = node.ome.get("image-label")
+    image_label = node.ome.get("image-label")
     return LabelLayout(
         name="",
         layout=_layout("ome-zarr", node, found, own_problems),
         step=(steps[0], steps[1]),
         offset=(offsets[0], offsets[1]),
-        colors=ngff.label_colors(said),
-        properties=ngff.label_properties(said),
+        colors=ngff.label_colors(image_label),
+        properties=ngff.label_properties(image_label),
     )

@@ -1,4 +1,8 @@
-"""Images that lie in Zarr arrays, one a level: what OME-Zarr says of them, as levels."""
+"""Describe a multiscale image of OME-Zarr: one Zarr array per level.
+
+Zarr chunks have no offsets. The offsets of a level's tiles point into a virtual file that would
+hold all tiles uncompressed; they only identify the tiles.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.formats.pictures import plain_encoding
 from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.errors import (
@@ -20,15 +25,18 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.model.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.model.layout import SHOWN, LevelLayout, SlideFile, TileGrid, ZarrArray
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
+from napari_wsigpu.model.tags import COMPRESSION, PHOTOMETRIC
 from napari_wsigpu.storage.zarr.array import open_array, read_node
-from napari_wsigpu.storage.zarr.server import ServerFolder
+from napari_wsigpu.storage.zarr.server import KeyFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from zarr import Array
+
+    from napari_wsigpu.formats.fields import Metadata
     from napari_wsigpu.formats.zarr.ngff import Axes, Transform
     from napari_wsigpu.model.layout import Channel
     from napari_wsigpu.storage.zarr.array import Folder, Node
@@ -38,29 +46,31 @@ SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
 WHITE = "#ffffff"
+# Row, column and image of a plate, or an image of a well.
+PLAIN_PATH = re.compile(r"(([A-Z]{1,2}|\d{1,3})/\d{1,3}/)?\d{1,5}", re.ASCII)
 
 
 class ZarrImage(NamedTuple):
-    """A multiscale image: its levels, and where it lies in space."""
+    """A multiscale image: its levels and their position in physical space."""
 
     axes: Axes
-    place: Transform | None
+    transform: Transform | None
     levels: tuple[LevelLayout, ...]
     channels: tuple[Channel, ...]
     files: tuple[SlideFile, ...]
-    hidden_planes: int
+    other_planes: int
     background: float
-    # By the letter of an axis, which of its positions is shown, and how many there are.
+    # The index of the shown plane and the number of planes, by the letter of the axis.
     planes: Mapping[str, tuple[int, int]]
 
     @property
     def end(self) -> int:
-        """Where its tiles end in the file that they are thought to lie in."""
+        """Offset of the end of its last tile, where the tiles of the next image may start."""
         grid, size = self.levels[-1].grid, self.levels[-1].tile_bytes
         return int(grid.offsets[0, -1, -1]) + size
 
     def spacing(self, letter: str) -> float | None:
-        """Return micrometres, or seconds, between planes along an axis, where the file says so."""
+        """Return the micrometers or seconds between planes along an axis; None if unknown."""
         if letter not in self.axes.letters:
             return None
         step, _, known = self.along(letter)
@@ -68,36 +78,39 @@ class ZarrImage(NamedTuple):
 
     @property
     def starts(self) -> dict[str, float]:
-        """Where the first plane along "z" and "t" lies, in micrometres and seconds."""
+        """Position of the first plane along "z" and "t", in micrometers and seconds."""
         starts = {letter: self.along(letter)[1] for letter in "zt" if self.spacing(letter)}
         return {letter: start for letter, start in starts.items() if start}
 
     @property
     def first(self) -> tuple[float, float]:
-        """Where the first pixel's centre lies, (x, y): in micrometres, or else in pixels."""
+        """Center of the first pixel, (x, y), in micrometers; in pixels if the unit is unknown."""
         known = self.along("x")[2] and self.along("y")[2]
         x, y = (shift / (1 if known else size) for size, shift, _ in map(self.along, "xy"))
         return x, y
 
     def along(self, letter: str) -> tuple[float, float, bool]:
-        """Return the size of a pixel, where the first one lies, and if that's in micrometres."""
-        if self.place is None:
+        """Return the pixel size and first position along an axis, and whether their unit is known.
+
+        The unit is the micrometer, or the second for t.
+        """
+        if self.transform is None:
             return 1.0, 0.0, False
         index, unit = self.axes.letters.index(letter), self.axes.unit(letter)
         factor = unit or 1.0
-        scale, shift = self.place.scale[index], self.place.translation[index]
+        scale, shift = self.transform.scale[index], self.transform.translation[index]
         return scale * factor, shift * factor, unit is not None
 
 
 def slide_file(path: Folder) -> SlideFile:
-    """Return a file as it is now.
+    """Return the path, size and modification time of a file.
 
     Raises
     ------
     SlideError
-        If it is not there.
+        If it can't be found.
     """
-    if isinstance(path, ServerFolder):
+    if isinstance(path, KeyFolder):
         return SlideFile(str(path), path.stat().st_size, 0)
     try:
         status = path.stat()
@@ -111,7 +124,7 @@ def read_image(
     problems: list[str],
     start: int = 0,
     labelled: ZarrImage | None = None,
-    at: Mapping[str, int] = tiff.MIDDLE,
+    at: Mapping[str, int] = tiff.DEFAULT_PLANE,
 ) -> ZarrImage:
     """Describe a group's multiscale image.
 
@@ -120,27 +133,27 @@ def read_image(
     node : Node
         The group.
     problems : list of str
-        Gets a sentence for each thing that is wrong.
+        Receives a message for each problem.
     start : int
-        From where on its tiles are thought to lie.
+        Offset of the first tile.
     labelled : ZarrImage, optional
-        The image whose objects its pixels number; the same plane is shown of both.
+        The image that the group labels, if it is a label image; the same plane is shown.
     at : Mapping of str to int, optional
-        Which plane along "z" and "t" is shown, instead of the one that the file names.
+        The plane along "z" and "t"; by default, the plane in the rendering settings.
 
     Raises
     ------
     SlideError
-        If it is no image, or can't be shown.
+        If it is not an image, or can't be shown.
     """
-    said = _multiscale(node, problems)
-    arrays = _arrays(node, said, problems)
+    multiscale = _multiscale(node, problems)
+    arrays = _arrays(node, multiscale, problems)
     shape = arrays[0][2].shape
-    axes = ngff.axes(ngff.axes_of(said), len(shape), problems)
+    axes = ngff.axes(ngff.axes_of(multiscale), len(shape), problems)
     if axes is None:
         raise UnsupportedSlideError(
-            f"'{node.folder}' holds arrays of {len(shape)} dimensions and does not say which are "
-            "y and x; save it as OME-Zarr with axes."
+            f"'{node.folder}' holds arrays of {len(shape)} dimensions without usable axes; "
+            "save it as OME-Zarr with axes."
         )
     omero = node.ome.get("omero")
     count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
@@ -158,81 +171,80 @@ def read_image(
         else at.get(letter, ngff.default_position(omero, letter, length))
         for letter, length in zip(axes.letters, shape, strict=True)
     ]
-    found: list[tuple[LevelLayout, Transform | None, Node, Any]] = []
+    found: list[tuple[LevelLayout, Transform | None, Node, Array]] = []
     for dataset, array_node, array in arrays:
         try:
             planes = _scaled(position, shape, array.shape)
             level = _level(array_node.folder, array, axes.letters, planes, photometric)
-            _check_alike(level, [item[0] for item in found], array_node.folder)
-            _check_number([*(item[0] for item in found), level], array_node.folder)
+            _check_smaller(level, [item[0] for item in found], array_node.folder)
+            _check_tile_count([*(item[0] for item in found), level], array_node.folder)
         except SlideError as error:
             if not found:
                 raise
             problems.append(f"A level is left out. {error}")
             continue
-        steps = [*_steps(dataset), *(step for step in _steps(said) if not ngff.is_named(step))]
+        shared = (step for step in _steps(multiscale) if not ngff.has_output(step))
+        steps = [*_steps(dataset), *shared]
         wrong: list[str] = []
-        place = ngff.transform(steps, len(shape), wrong) if steps else None
+        transform = ngff.transform(steps, len(shape), wrong) if steps else None
         problems += [problem for problem in wrong if problem not in problems]
-        if place is None and steps:
-            problems.append(f"The scale of the level {array_node.folder.name!r} is not possible.")
-        found.append((replace(level, categorical=labelled is not None), place, array_node, array))
-    further = [step for step in _steps(said) if ngff.is_named(step)]
-    if further:
-        problems.append(
-            f"It is said to lie in {len(further)} further coordinate system(s); positions are not "
-            "those in them."
-        )
+        if transform is None and steps:
+            problems.append(f"The scale of the level {array_node.folder.name!r} is invalid.")
+        level = replace(level, categorical=labelled is not None)
+        found.append((level, transform, array_node, array))
+    ignored = sum(map(ngff.has_output, _steps(multiscale)))
+    if ignored:
+        problems.append(f"Transformations to {ignored} more coordinate system(s) are ignored.")
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
-        problems.append("The size of a pixel has no known unit of length, so that none is given.")
-    hidden = math.prod(
-        length for letter, length in zip(axes.letters, shape, strict=True) if letter not in SHOWN
-    )
+        problems.append("The pixel size has an unknown unit of length and is ignored.")
+    planes_along = {
+        letter: (index, length)
+        for letter, index, length in zip(axes.letters, position, shape, strict=True)
+        if letter not in SHOWN
+    }
+    count = math.prod(length for _, length in planes_along.values())
     return ZarrImage(
         axes=axes,
-        place=found[0][1],
-        levels=_placed(_reduced(found, axes, problems), start),
+        transform=found[0][1],
+        levels=_with_offsets(_with_reductions(found, axes, problems), start),
         channels=channels,
         files=tuple(slide_file(path) for item in found for path in item[2].documents),
-        hidden_planes=hidden - 1,
+        other_planes=count - 1,
         background=_background(found[0][3]),
-        planes={
-            letter: (at, length)
-            for letter, at, length in zip(axes.letters, position, shape, strict=True)
-            if letter not in SHOWN
-        },
+        planes=planes_along,
     )
 
 
-def _multiscale(node: Node, problems: list[str]) -> dict[str, Any]:
-    """Return what a group says of its first multiscale image."""
+def _multiscale(node: Node, problems: list[str]) -> Metadata:
+    """Return the metadata of a group's first multiscale image."""
     stated = node.ome.get("multiscales")
     if not isinstance(stated, list) or not stated or not isinstance(stated[0], dict):
         raise _refusal(node)
     if len(stated) > 1:
-        problems.append(f"{len(stated) - 1} further multiscale image(s) are not shown.")
+        problems.append(f"{len(stated) - 1} more multiscale image(s) are not shown.")
     version = (node.ome if "ome" in node.attributes else stated[0]).get("version")
     if version is not None and str(version)[:3] not in VERSIONS:
         problems.append(
-            f"It is of version {str(version)[:20]!r} of OME-Zarr, which is not known; "
-            "it is read like those that are."
+            f"The OME-Zarr version {str(version)[:20]!r} is unknown; the image is read as if its "
+            "version were known."
         )
     return stated[0]
 
 
 def _refusal(node: Node) -> SlideError:
-    """Say what a group is that is no image, and what to open instead."""
-    folder, said = node.folder, node.ome
-    if "plate" in said or "well" in said:
-        kind = "plate" if "plate" in said else "well"
+    """Return the error for a group that is not an image; it names the folder to open instead."""
+    folder, ome = node.folder, node.ome
+    if "plate" in ome or "well" in ome:
+        kind = "plate" if "plate" in ome else "well"
         inner = _image_of_plate(node) if kind == "plate" else _image_of_well(node)
-        example = "" if inner is None else f", for example '{folder.name}/{inner}'"
+        is_plain = inner is not None and PLAIN_PATH.fullmatch(inner)  # not a patient's name
+        example = f", for example '{folder.name}/{inner}'" if is_plain else ""
         return UnsupportedSlideError(
             f"'{folder}' is a {kind} of many images; open the folder of one of them{example}."
         )
-    if isinstance(said.get("labels"), list):
+    if isinstance(ome.get("labels"), list):
         return NotASlideError(
-            f"'{folder}' is a list of label images; open the folder of the image above it."
+            f"'{folder}' is a list of label images; open the image's folder, one level up."
         )
     return NotASlideError(
         f"'{folder}' is a Zarr group without multiscale images; open the folder of an OME-Zarr "
@@ -241,7 +253,7 @@ def _refusal(node: Node) -> SlideError:
 
 
 def _image_of_plate(node: Node) -> str | None:
-    """Return the path of the first image of a plate that is there."""
+    """Return the path of the first existing image of a plate."""
     for path in _paths(node.ome.get("plate"), "wells"):
         try:
             inner = _image_of_well(child(node, path))
@@ -253,7 +265,7 @@ def _image_of_plate(node: Node) -> str | None:
 
 
 def _image_of_well(node: Node) -> str | None:
-    """Return the path of the first image of a well that is there."""
+    """Return the path of the first existing image of a well."""
     for path in _paths(node.ome.get("well"), "images"):
         with suppress(SlideError):
             child(node, path)
@@ -261,30 +273,30 @@ def _image_of_well(node: Node) -> str | None:
     return None
 
 
-def _paths(said: Any, name: str) -> list[str]:
-    """Return the paths in a list that metadata may have."""
-    items = said.get(name) if isinstance(said, dict) else None
+def _paths(metadata: object, name: str) -> list[str]:
+    """Return the paths of the items in a list of this name; empty if there is no such list."""
+    items = metadata.get(name) if isinstance(metadata, dict) else None
     found = items[: limits.levels] if isinstance(items, list) else []
     paths = [item.get("path") for item in found if isinstance(item, dict)]
     return [path for path in paths if isinstance(path, str)]
 
 
 def _arrays(
-    node: Node, said: dict[str, Any], problems: list[str]
-) -> list[tuple[dict[str, Any], Node, Any]]:
-    """Open the arrays of a multiscale image, the largest first."""
-    datasets = said.get("datasets")
+    node: Node, multiscale: Metadata, problems: list[str]
+) -> list[tuple[Metadata, Node, Array]]:
+    """Return the dataset, node and array of each level of a multiscale image, largest first."""
+    datasets = multiscale.get("datasets")
     stated = datasets if isinstance(datasets, list) else []
     if len(stated) > limits.levels:
-        problems.append(f"Of {len(stated)} levels, only {limits.levels} are looked at.")
-    found: list[tuple[dict[str, Any], Node, Any]] = []
+        problems.append(f"Only {limits.levels} of {len(stated)} levels are read.")
+    found: list[tuple[Metadata, Node, Array]] = []
     errors: list[SlideError] = []
     for item in stated[: limits.levels]:
         dataset = item if isinstance(item, dict) else {}
         try:
             array_node = child(node, dataset.get("path"))
             if not array_node.is_array:
-                raise CorruptSlideError(f"'{array_node.folder}' is no array.")
+                raise CorruptSlideError(f"'{array_node.folder}' is not an array.")
             found.append((dataset, array_node, open_array(array_node.folder)))
         except SlideError as error:
             errors.append(error)
@@ -296,37 +308,33 @@ def _arrays(
     return sorted(found, key=lambda item: -math.prod(item[2].shape))
 
 
-def child(node: Node, name: Any) -> Node:
-    """Return the node below another one by the path that metadata give.
+def child(node: Node, name: object) -> Node:
+    """Return the node at a path within a group, where the path comes from the metadata.
 
     Raises
     ------
     CorruptSlideError
-        If there is none, or the path leads out of the group.
+        If it doesn't exist, or the path leads out of the group.
     """
     text = name if isinstance(name, str) else ""
     parts = re.split(r"[/\\]", text)
-    if not text or len(text) > LONGEST_PATH or "\0" in text or ".." in parts:
-        raise _stray(node, name)
-    if text.startswith(("/", "\\")) or PureWindowsPath(text).drive:
-        raise _stray(node, name)
+    is_absolute = text.startswith(("/", "\\")) or PureWindowsPath(text).drive
+    if not text or len(text) > LONGEST_PATH or "\0" in text or ".." in parts or is_absolute:
+        raise CorruptSlideError(
+            f"'{node.folder}' refers to {str(name)[:80]!r}, which is not a path within it; get a "
+            "fresh copy of it."
+        )
     found = read_node(node.folder / text)
     if found is None:
         raise CorruptSlideError(
-            f"'{node.folder}' lacks its part {text[:80]!r}; get a fresh copy of it."
+            f"'{node.folder}' lacks {text[:80]!r}, which its metadata lists; get a fresh "
+            "copy of it."
         )
     return found
 
 
-def _stray(node: Node, name: Any) -> CorruptSlideError:
-    return CorruptSlideError(
-        f"'{node.folder}' says that a part of it lies at {str(name)[:80]!r}, which is no place in "
-        "it; get a fresh copy of it."
-    )
-
-
 def _scaled(position: Sequence[int], base: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return which plane along each axis of a level is the one of the finest level."""
+    """Convert the finest level's index along each axis to the index in a level of another shape."""
     if len(shape) != len(base):
         return [0] * len(shape)
     return [
@@ -335,16 +343,14 @@ def _scaled(position: Sequence[int], base: Sequence[int], shape: Sequence[int]) 
     ]
 
 
-def _is_scaled(place: Transform | None, axes: Axes) -> bool:
-    """Whether pixels are said to be of another size than 1."""
-    return place is not None and any(
-        scale != 1 and letter in "xy"
-        for scale, letter in zip(place.scale, axes.letters, strict=True)
-    )
+def _is_scaled(transform: Transform | None, axes: Axes) -> bool:
+    """Whether the stated pixel size along x or y differs from 1."""
+    indices = map(axes.letters.index, "xy")
+    return transform is not None and any(transform.scale[index] != 1 for index in indices)
 
 
-def _steps(said: dict[str, Any]) -> list[Any]:
-    stated = said.get("coordinateTransformations")
+def _steps(metadata: Metadata) -> list[object]:
+    stated = metadata.get("coordinateTransformations")
     return stated if isinstance(stated, list) else []
 
 
@@ -352,7 +358,7 @@ def _steps(said: dict[str, Any]) -> list[Any]:
 
 
 def _level(
-    folder: Folder, array: Any, letters: str, position: Sequence[int], photometric: int
+    folder: Folder, array: Array, letters: str, position: Sequence[int], photometric: int
 ) -> LevelLayout:
     """Describe an array as a level."""
     shape, chunks, dtype = array.shape, array.chunks, np.dtype(array.dtype)
@@ -363,8 +369,8 @@ def _level(
         )
     if dtype.kind not in "iufb":
         raise NotASlideError(
-            f"'{folder}' has samples of type {dtype.name}, which are no brightness; "
-            "save it with whole or floating-point numbers."
+            f"'{folder}' has samples of type {dtype.name}, which can't be shown; "
+            "save it with integer or floating-point samples."
         )
     sizes = dict(zip(letters, shape, strict=True))
     width, height, count = sizes["x"], sizes["y"], sizes.get("c", 1)
@@ -372,12 +378,12 @@ def _level(
         raise CorruptSlideError(f"'{folder}' holds no pixels; get a fresh copy of it.")
     if max(*shape, *chunks) >= tiff.LARGEST_SIDE:
         raise UnsupportedSlideError(
-            f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
-            "than a slide can have; get a fresh copy of it."
+            f"'{folder}' claims a shape of {_shape_text(shape)} in chunks of "
+            f"{_shape_text(chunks)}, more than a slide can have; get a fresh copy of it."
         )
     if math.prod(chunks) * dtype.itemsize > limits.tile_bytes:
         raise UnsupportedSlideError(
-            f"'{folder}' has chunks of {_product(chunks)}, too large to decode: "
+            f"'{folder}' has chunks of {_shape_text(chunks)}, too large to decode: "
             f"{limits.advice('tile_bytes')}, or save it with chunks of 256 to 1024 pixels."
         )
     chunk = dict(zip(letters, chunks, strict=True))
@@ -390,19 +396,12 @@ def _level(
     size = pixel * tile_height * tile_width
     offsets = np.arange(rows * columns, dtype=np.int64).reshape(1, rows, columns) * size
     shown = [0 if letter in SHOWN else at for letter, at in zip(letters, position, strict=True)]
+    name = "uint8" if dtype.kind == "b" else dtype.name
     level = LevelLayout(
         width,
         height,
         count,
-        Encoding(
-            compression=COMPRESSION.NONE,
-            photometric=photometric,
-            predictor=PREDICTOR.NONE,
-            fill_order=FILLORDER.MSB2LSB,
-            byte_order="<",
-            dtype="uint8" if dtype.kind == "b" else dtype.name,
-            samples=count,
-        ),
+        plain_encoding(COMPRESSION.NONE, count, name, photometric=photometric),
         TileGrid(tile_height, tile_width, offsets, np.broadcast_to(np.int64(size), offsets.shape)),
         array=ZarrArray(str(folder), letters, tuple(shown)),
     )
@@ -410,8 +409,8 @@ def _level(
     return level
 
 
-def _check_number(levels: Sequence[LevelLayout], folder: Folder) -> None:
-    """Refuse a level with which there are too many tiles."""
+def _check_tile_count(levels: Sequence[LevelLayout], folder: Folder) -> None:
+    """Refuse a level if all levels together have more tiles than the limits allow."""
     tiles = sum(level.grid.rows * level.grid.columns for level in levels)
     if tiles > limits.tiles:
         raise _too_many(folder, tiles)
@@ -423,18 +422,18 @@ def _too_many(folder: Folder, tiles: int) -> UnsupportedSlideError:
     )
 
 
-def _product(lengths: Sequence[int]) -> str:
+def _shape_text(lengths: Sequence[int]) -> str:
     return " x ".join(str(length)[:20] for length in lengths[:8])
 
 
 def _grown(side: int, extent: int, most: int) -> int:
-    """Return a side of a tile: several of a chunk's if these are short, but not many pixels."""
+    """Return the side of a tile: the side of a chunk, or a multiple of it if chunks are small."""
     times = max(1, min(math.ceil(SMALLEST_TILE / side), most // side))
     return min(side * times, extent)
 
 
-def _check_alike(level: LevelLayout, finer: Sequence[LevelLayout], folder: Folder) -> None:
-    """Refuse an array that is no smaller picture of the finer ones."""
+def _check_smaller(level: LevelLayout, finer: Sequence[LevelLayout], folder: Folder) -> None:
+    """Refuse an array that is not a smaller version of the finer levels."""
     if not finer:
         return
     base, last = finer[0], finer[-1]
@@ -443,55 +442,48 @@ def _check_alike(level: LevelLayout, finer: Sequence[LevelLayout], folder: Folde
     same = smaller and difference <= 4 * max(base.width, base.height)
     if not same or (level.channels, level.dtype) != (base.channels, base.dtype):
         raise CorruptSlideError(
-            f"'{folder}' is no smaller picture of the finest level, or has other samples."
+            f"'{folder}' is not a smaller version of the finest level, or has other channels or "
+            "another sample type."
         )
 
 
-def _reduced(
-    found: Sequence[tuple[LevelLayout, Transform | None, Node, Any]],
+def _with_reductions(
+    found: Sequence[tuple[LevelLayout, Transform | None, Node, Array]],
     axes: Axes,
     problems: list[str],
 ) -> list[LevelLayout]:
-    """Return the levels with how much smaller they are, if all say so and none contradicts it."""
+    """Return the levels with their stated downsamples, unless one is missing or contradictory."""
     levels = [item[0] for item in found]
-    places = [item[1] for item in found]
+    transforms = [item[1] for item in found]
     base = levels[0]
-    reductions = []
-    for level, place in zip(levels, places, strict=True):
-        if place is None or places[0] is None:
+    reduced = []
+    for level, transform in zip(levels, transforms, strict=True):
+        if transform is None or transforms[0] is None:
             return levels
-        ratios = []
-        for letter, size, whole in (
-            ("x", level.width, base.width),
-            ("y", level.height, base.height),
-        ):
-            index = axes.letters.index(letter)
-            ratios.append(place.scale[index] / places[0].scale[index])
-            if abs(whole / ratios[-1] - size) > 2:
-                problems.append(
-                    f"The scale of the level of {level.width} x {level.height} pixels contradicts "
-                    "its size, which counts."
-                )
-                return levels
-        reductions.append(sum(ratios) / 2)
-    return [
-        replace(level, reduction=reduction)
-        for level, reduction in zip(levels, reductions, strict=True)
-    ]
+        indices = map(axes.letters.index, "xy")
+        x, y = (transform.scale[index] / transforms[0].scale[index] for index in indices)
+        if abs(base.width / x - level.width) > 2 or abs(base.height / y - level.height) > 2:
+            problems.append(
+                f"The scale of the level of {level.width} x {level.height} pixels contradicts "
+                "its size; the size is used."
+            )
+            return levels
+        reduced.append(replace(level, reduction=(x + y) / 2))
+    return reduced
 
 
-def _placed(levels: Sequence[LevelLayout], start: int) -> tuple[LevelLayout, ...]:
-    """Put the tiles of levels one after another into the file they are thought to lie in."""
-    placed = []
+def _with_offsets(levels: Sequence[LevelLayout], start: int) -> tuple[LevelLayout, ...]:
+    """Shift the offsets of each level so that they follow the previous level's."""
+    found = []
     for level in levels:
         grid = replace(level.grid, offsets=level.grid.offsets + start)
-        placed.append(replace(level, grid=grid))
+        found.append(replace(level, grid=grid))
         start += level.grid.rows * level.grid.columns * level.tile_bytes
-    return tuple(placed)
+    return tuple(found)
 
 
-def _background(array: Any) -> float:
-    """Return an array's fill value, if it is a number that can be shown."""
+def _background(array: Array) -> float:
+    """Return an array's fill value; 0 if it is missing or not a finite number."""
     value = np.asarray(0 if array.fill_value is None else array.fill_value)
     if value.ndim or value.dtype.kind not in "iufb" or not np.isfinite(value):
         return 0
@@ -503,12 +495,12 @@ def _background(array: Any) -> float:
 
 
 def bare_image(node: Node) -> ZarrImage:
-    """Describe an array of which nothing more is known than its shape."""
+    """Describe an array without OME-Zarr metadata, from its shape alone."""
     array = open_array(node.folder)
     channels = array.shape[2] if len(array.shape) == 3 else 1
     if len(array.shape) not in (2, 3) or channels > 4:
         raise NotASlideError(
-            f"'{node.folder}' is a Zarr array of {_product(array.shape)} without axes; "
+            f"'{node.folder}' is a Zarr array of {_shape_text(array.shape)} without axes; "
             "open the folder of the OME-Zarr image that it belongs to."
         )
     axes = ngff.Axes.of("yxc"[: len(array.shape)])

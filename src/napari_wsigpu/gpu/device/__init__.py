@@ -1,1 +1,1 @@
-"""A device: its driver, kernels, worker, and the proof of its pixels."""
+"""A CUDA device: its driver, kernels and worker, and the verification of its pixels."""

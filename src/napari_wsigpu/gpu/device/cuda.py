@@ -1,4 +1,4 @@
-"""A CUDA device through CuPy: memory, streams, kernels, and its nvImageCodec decoders."""
+"""`CudaDevice`: memory, streams, kernels and nvImageCodec decoders of one GPU, through CuPy."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import weakref
 from contextlib import suppress
 from functools import cached_property
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.device.compiled import CompiledKernels
-from napari_wsigpu.gpu.device.device import AVERAGED_TYPES
+from napari_wsigpu.gpu.device.compiled_kernels import CompiledKernels
 from napari_wsigpu.gpu.device.driver import import_cuda
+from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES
 from napari_wsigpu.gpu.device.interop import SharedBuffer
-from napari_wsigpu.gpu.device.tables import declarations
+from napari_wsigpu.gpu.device.kernel_tables import declarations
 from napari_wsigpu.gpu.jpeg.jpeg_engine import (
     ALL_ON_GPU,
     JPEG_ENGINE,
@@ -28,33 +28,39 @@ from napari_wsigpu.gpu.jpeg.jpeg_engine import (
     STACKS,
     decodes,
 )
-from napari_wsigpu.gpu.jpeg.library import GPU_ONLY, Library
-from napari_wsigpu.gpu.jpeg.library_handles import LibraryImages, LibraryStreams
+from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import LibraryImages, LibraryStreams
+from napari_wsigpu.gpu.jpeg.nvimagecodec_library import GPU_ONLY, Library
 from napari_wsigpu.gpu.transfer.pinned import PinnedMemory
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
 
+    import cupy
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device.device import Event, Stream, TileFormat
-    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
+    from napari_wsigpu.gpu.device.interfaces import Event, Stream, TileFormat
+    from napari_wsigpu.gpu.jpeg.nvimagecodec_library import LibraryDecoder
+    from napari_wsigpu.model.arrays import Array, DeviceArray, Integers
     from napari_wsigpu.model.layout import LevelLayout
 
+# Threads in a block, for all kernels in kernels.cu.
 THREADS = 256
+# cudaMemcpyAsync stages up to 64 KiB of pageable memory without waiting for the stream.
 MOST_UPLOADED = 64 << 10
-# Bytes that a thread copies at once, and how often: fewer blocks take less time to start.
+# `paste`: bytes that a thread copies at once, and how many times. Fewer blocks start faster.
 CHUNK, CHUNKS_A_THREAD = 16, 4
-# How many rows of a tile one block of threads copies: fewer blocks take less time to start.
+# Rows of a tile that one block copies, and the limit of CUDA for the y dimension of a grid.
 ROWS_A_BLOCK, MOST_BLOCKS = 8, 0xFFFF
+# cudaMemcpyKind.
 TO_DEVICE, TO_HOST, WITHIN_DEVICE = 1, 2, 3
 KERNELS = (
     "paste",
     "paste_colors",
     "paste_scaled",
-    "lay_out",
+    "scatter_segments",
     "ycbcr_to_rgb",
     "merge_planes",
     *(f"average_area_{dtype}" for dtype in AVERAGED_TYPES),
@@ -62,17 +68,21 @@ KERNELS = (
 
 
 class _ForeignStream:
-    """A handle, as the CUDA stream protocol wants it."""
+    """A stream handle that implements the CUDA stream protocol (``__cuda_stream__``)."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+        return 0, self._handle  # version of the protocol, cudaStream_t
 
 
 class CudaDevice:
     """One CUDA device.
+
+    Everything that touches device memory goes through this class. Methods submit copies and kernels
+    to their `stream` argument and return before these are done. Host arrays that take part in a
+    copy therefore must stay alive, and unchanged, until the stream is synchronized.
 
     Parameters
     ----------
@@ -81,23 +91,30 @@ class CudaDevice:
 
     Attributes
     ----------
-    name : str
-        As users name it.
+    name, index : str, int
+        Name by which users choose the device, such as ``"cuda:0"``, and the number in it.
     jpeg_engine : JpegEngine
-        How it decodes JPEG.
+        nvImageCodec backend that decodes JPEG; final once `decoder` has created a JPEG decoder.
+    pinned : PinnedMemory
+        Page-locked host memory for copies.
 
     Raises
     ------
     DeviceError
-        If CUDA, CuPy, nvImageCodec or the device is not there.
+        If CUDA, CuPy or nvImageCodec does not work here, or there is no such device.
     """
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
         self.jpeg_engine = JPEG_ENGINES["hardware"]
-        self._cupy, self._index = import_cuda("cupy", self.name), index
+        self._cupy, self.index = import_cuda("cupy", self.name), index
         self._runtime = self._cupy.cuda.runtime
-        self._colors: weakref.WeakKeyDictionary[ColorTable, Any] = weakref.WeakKeyDictionary()
+        # `ColorTable` compares by identity; a table's copy on the device is freed with the table.
+        self._colors: weakref.WeakKeyDictionary[ColorTable, DeviceArray] = (
+            weakref.WeakKeyDictionary()
+        )
+        # `_colors_lock` protects `_colors`, `_compiling` protects `_modules`. Each is held while an
+        # entry is created, so that no two threads upload or compile the same thing.
         self._colors_lock, self._compiling = threading.Lock(), threading.Lock()
         self._modules: dict[tuple[str, ...], CompiledKernels] = {}
         self._library = Library()
@@ -105,92 +122,116 @@ class CudaDevice:
             count = self._runtime.getDeviceCount()
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(
-                f"'{self.name}' can't be used, because CUDA does not start ({error}); "
+                f"'{self.name}' can't be used because CUDA does not start ({error}); "
                 "use device='cpu'."
             ) from error
         if index >= count:
             others = ", ".join(f"'cuda:{number}'" for number in range(count)) or "'cpu'"
             raise DeviceError(f"There is no device '{self.name}' here; use one of {others}.")
         self.pinned = PinnedMemory(self._cupy)
-        self._local = threading.local()
+        self._local = threading.local()  # `event`: one event per thread, see `_event`
 
     @cached_property
     def model(self) -> str:
-        """As its maker names it."""
-        name: bytes = self._runtime.getDeviceProperties(self._index)["name"]
+        """The product name of the device."""
+        name: bytes = self._runtime.getDeviceProperties(self.index)["name"]
         return name.decode()
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Bytes of device memory that are free, and that there are."""
+        """Free and total device memory, in bytes."""
         with self.active():
             free, total = self._runtime.memGetInfo()
         return free, total
 
-    def active(self) -> AbstractContextManager[Any]:
-        """Make the device the calling thread's current one."""
-        device: AbstractContextManager[Any] = self._cupy.cuda.Device(self._index)
+    def active(self) -> AbstractContextManager[object]:
+        """Make this the calling thread's current device for the duration of a ``with`` block."""
+        device: AbstractContextManager[object] = self._cupy.cuda.Device(self.index)
         return device
 
     def new_stream(self) -> Stream:
-        """Make a stream that does not wait for others."""
+        """Create a stream that does not synchronize with the null stream."""
         with self.active():
             stream: Stream = self._cupy.cuda.Stream(non_blocking=True)
         return stream
 
-    def as_stream(self, stream: Any) -> Stream:
-        """Wrap a caller's stream: an integer handle or an object with ``ptr``."""
-        if not isinstance(stream, int) and not hasattr(stream, "ptr"):
-            raise DeviceError(
-                f"{stream!r} is no CUDA stream; give a CuPy stream or a handle, a whole number."
-            )
-        if hasattr(stream, "ptr"):
-            wrapped: Stream = stream
-        elif hasattr(self._cupy.cuda.Stream, "from_external"):
-            wrapped = self._cupy.cuda.Stream.from_external(_ForeignStream(int(stream)))
+    def as_stream(self, stream: int | Stream) -> Stream:
+        """Wrap a caller's stream: a ``cudaStream_t`` as an integer, or an object with ``ptr``.
+
+        The caller keeps the stream alive while it is used.
+
+        Raises
+        ------
+        DeviceError
+            If it is neither.
+        """
+        if isinstance(stream, int):
+            external: type[cupy.cuda.Stream] = self._cupy.cuda.Stream
+            if hasattr(external, "from_external"):
+                wrapped: Stream = external.from_external(_ForeignStream(int(stream)))
+            else:  # CuPy 13
+                wrapped = self._cupy.cuda.ExternalStream(int(stream))
+        elif hasattr(stream, "ptr"):
+            wrapped = stream
         else:
-            wrapped = self._cupy.cuda.ExternalStream(int(stream))
+            raise DeviceError(
+                f"{stream!r} is not a CUDA stream; pass a CuPy stream or an integer handle."
+            )
         return wrapped
 
     # Decoders
 
     def decoder(self, kind: str) -> tuple[LibraryDecoder, str]:
-        """Make an nvImageCodec decoder for "jpeg" or "jpeg2000"; return it and its path's name.
+        """Create an nvImageCodec decoder; return it and its name in `verify.TOLERANCES`.
 
-        Its first decode, done here for JPEG, takes about a second.
+        JPEG engines are tried in the order of `JPEG_ENGINES`; the first that decodes a test image
+        is used. Without this trial, which takes about a second, the first batch would take longer.
+
+        Parameters
+        ----------
+        kind : {"jpeg", "jpeg2000"}
+            Format to decode.
+
+        Raises
+        ------
+        DeviceError
+            If nvImageCodec has no decoder that works here.
         """
         if kind == "jpeg2000":
-            return self._library.decoder(self._index, GPU_ONLY), "GPU"
+            return self._library.decoder(self.index, GPU_ONLY), "GPU"
         for name, engine in JPEG_ENGINES.items():
             if os.environ.get(JPEG_ENGINE, name) == name:
                 decoder = self._library.decoder(
-                    self._index, engine.backend, ALL_ON_GPU, engine.threads
+                    self.index, engine.backend, ALL_ON_GPU, engine.threads
                 )
                 if decodes(self, decoder, 1, (64, 64)):
                     self.jpeg_engine = engine
-                    with suppress(MemoryError):  # then the first large batches take longer
+                    with suppress(MemoryError):  # the first large batches are slower then
                         for _ in range(ROUNDS):
                             decodes(self, decoder, STACKS, STACK)
                     return decoder, name
-        raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
+        raise DeviceError(f"nvImageCodec cannot decode JPEG on '{self.name}'; is nvJPEG installed?")
 
     def code_streams(self) -> LibraryStreams:
-        """Make room for the code streams of a batch."""
+        """Return reusable handles for the code streams of a batch."""
         return LibraryStreams(self._library)
 
     def images(self) -> LibraryImages:
-        """Make room for descriptions of memory that nvImageCodec decodes a batch to."""
+        """Return reusable handles for the device memory that a batch is decoded to."""
         return LibraryImages(self._library, on_device=True)
 
     # Memory
 
-    def allocate(self, size: int) -> tuple[int, Any]:
-        """Take memory outside of CuPy's pool: its address, and what frees it when it is dropped.
+    def allocate(self, size: int) -> tuple[int, cupy.cuda.Memory]:
+        """Allocate `size` bytes outside of CuPy's pool; return the address and its owner.
+
+        The memory is freed as soon as the owner is dropped, even if a stream still uses it: drop
+        the owner only after all streams that use the memory are synchronized.
 
         Raises
         ------
         MemoryError
-            If there is not enough.
+            If the device does not have enough memory.
         """
         with self.active():
             try:
@@ -199,59 +240,70 @@ class CudaDevice:
                 raise MemoryError(f"no {size >> 20} MiB are free on '{self.name}'") from None
         return int(memory.ptr), memory
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """Return a new CuPy array."""
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Return a new, uninitialized CuPy array, from the current stream's pool."""
         with self.active():
             return self._cupy.empty(shape, dtype)
 
-    def address(self, pixels: Any) -> int:
-        """Return where a CuPy array begins."""
+    def address(self, pixels: DeviceArray) -> int:
+        """Return the device address of a CuPy array."""
         return int(pixels.data.ptr)
 
-    def is_own(self, pixels: Any) -> bool:
-        """Whether this is a CuPy array on this device."""
-        return isinstance(pixels, self._cupy.ndarray) and pixels.device.id == self._index
+    def is_own(self, pixels: object) -> bool:
+        """Return whether `pixels` is a CuPy array on this device."""
+        return isinstance(pixels, self._cupy.ndarray) and pixels.device.id == self.index
 
-    def staging(self, count: int, size: int) -> NDArray[Any]:
-        """Return host memory of shape (count, size) in bytes, fast to upload."""
-        return self.pinned.take((count, size), np.dtype(np.uint8))
+    def staging(self, count: int, size: int) -> Array:
+        """Return host memory of shape (count, size) in bytes; page-locked within the budget."""
+        return self.pinned.empty((count, size), np.dtype(np.uint8))
 
-    # Work on a stream
+    # Copies and fills
 
-    def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:
-        """Copy host pixels to device memory; keep them until the stream is synchronised."""
+    def upload(self, address: int, pixels: Array, stream: Stream) -> None:
+        """Copy contiguous host memory to the device.
+
+        The caller keeps `pixels` alive and unchanged until the stream is synchronized.
+        """
         self._runtime.memcpyAsync(address, pixels.ctypes.data, pixels.nbytes, TO_DEVICE, stream.ptr)
 
-    def copy(self, address: int, pixels: Any, stream: Stream) -> None:
-        """Copy a device array to other device memory."""
+    def copy(self, address: int, pixels: DeviceArray, stream: Stream) -> None:
+        """Copy a contiguous CuPy array to `address` in device memory."""
         source = int(pixels.data.ptr)
         self._runtime.memcpyAsync(address, source, pixels.nbytes, WITHIN_DEVICE, stream.ptr)
 
-    def send(self, pixels: NDArray[Any], target: Any, stream: Stream) -> None:
-        """Copy host pixels to a CuPy array; keep them until the stream is synchronised."""
-        self.upload(int(target.data.ptr), np.ascontiguousarray(pixels), stream)
+    def send(self, pixels: Array, target: DeviceArray, stream: Stream) -> None:
+        """Copy host pixels to a contiguous CuPy array of the same shape and type.
 
-    def download(self, pixels: Any, stream: Stream) -> NDArray[Any]:
-        """Copy a device array to the host; valid once the stream is synchronised."""
-        host = self.pinned.take(pixels.shape, pixels.dtype)
+        The caller keeps `pixels` alive and unchanged until the stream is synchronized.
+        """
+        contiguous = np.ascontiguousarray(pixels)
+        self.upload(int(target.data.ptr), contiguous, stream)
+        if contiguous is not pixels:
+            # Only this method holds the copy, which is freed on return.
+            stream.synchronize()
+
+    def download(self, pixels: DeviceArray, stream: Stream) -> Array:
+        """Copy a contiguous CuPy array to the host; valid once the stream is synchronized."""
+        host = self.pinned.empty(pixels.shape, pixels.dtype)
         self._download(host, int(pixels.data.ptr), stream)
         return host
 
-    def download_tile(self, address: int, tile: TileFormat, stream: Stream) -> NDArray[Any]:
-        """Copy one tile to the host; valid once the stream is synchronised."""
+    def download_tile(self, address: int, tile: TileFormat, stream: Stream) -> Array:
+        """Copy one tile to the host; valid once the stream is synchronized."""
         shape = (tile.height, tile.width, tile.channels)
-        host = self.pinned.take(shape, np.dtype(tile.dtype))
+        host = self.pinned.empty(shape, np.dtype(tile.dtype))
         self._download(host, address, stream)
         return host
 
-    def _download(self, host: NDArray[Any], address: int, stream: Stream) -> None:
+    def _download(self, host: Array, address: int, stream: Stream) -> None:
         if host.nbytes:
             self._runtime.memcpyAsync(host.ctypes.data, address, host.nbytes, TO_HOST, stream.ptr)
 
     def follow(self, stream: Stream) -> None:
-        """Have a stream wait for what the thread's current stream holds.
+        """Make `stream` wait for the work that the thread's current stream holds now.
 
-        New arrays may lie in memory that the current stream still uses.
+        CuPy allocates from the current stream's pool: a new array may be in memory that work on the
+        current stream still uses, so `stream` must not write to it before that work is done.
         """
         current = self._cupy.cuda.get_current_stream()
         if current.ptr != stream.ptr:
@@ -259,51 +311,65 @@ class CudaDevice:
             self._runtime.streamWaitEvent(stream.ptr, self._event.ptr)
 
     def record(self, stream: Stream) -> Event:
-        """Return the place up to which a stream holds work now."""
+        """Return an event that is reached when the work that `stream` holds now is done."""
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record(stream)
         recorded: Event = event
         return recorded
 
     @property
-    def _event(self) -> Any:
+    def _event(self) -> cupy.cuda.Event:
+        """The thread's event for `follow`; one is enough, as later records don't affect a wait."""
         if not hasattr(self._local, "event"):
             self._local.event = self._cupy.cuda.Event(disable_timing=True)
-        return self._local.event
+        event: cupy.cuda.Event = self._local.event
+        return event
 
-    def fill(self, pixels: Any, value: float, stream: Stream) -> None:
-        """Set all of a CuPy array to one value."""
+    def fill(self, pixels: DeviceArray, value: float, stream: Stream) -> None:
+        """Set every sample of a CuPy array to `value`."""
         with stream:
             pixels.fill(value)
 
-    def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return host memory that the device can read and set.
+    def pinned_array(self, count: int, dtype: DTypeLike) -> Array:
+        """Return page-locked host memory of shape (count,) that kernels can read and write.
+
+        The host sees the results of a kernel once its stream is synchronized.
 
         Raises
         ------
         MemoryError
-            If there is not enough.
+            If the system has no more page-locked memory.
         """
-        return self.pinned.take((count,), np.dtype(dtype), surely=True)
+        return self.pinned.empty((count,), np.dtype(dtype), required=True)
 
     def share_buffer(self, buffer: int, size: int) -> SharedBuffer:
-        """Let the device write into a buffer of the thread's current OpenGL context.
+        """Register a buffer of the thread's current OpenGL context, so that CUDA can write to it.
+
+        Parameters
+        ----------
+        buffer : int
+            OpenGL name of the buffer.
+        size : int
+            Its size in bytes.
 
         Raises
         ------
         DeviceError
-            If OpenGL draws on another GPU, or its buffers can't be shared.
+            If OpenGL draws on another GPU, or its buffers cannot be shared.
         """
-        return SharedBuffer(self.name, self._index, self.active, buffer, size)
+        return SharedBuffer(self, buffer, size)
 
-    # Kernels, compiled when the first of them is started
+    # Kernels, which are compiled when the first of them is launched
 
-    def table(self, table: NDArray[Any], stream: Stream) -> Any:
-        """Copy a table to the device, as bytes."""
+    def table(self, table: Array, stream: Stream) -> DeviceArray:
+        """Copy a table to the device; return its bytes, allocated from the pool of `stream`.
+
+        The table may be changed or dropped immediately, because CUDA has copied it on return.
+        """
         with stream:
             copied = self._cupy.empty(table.nbytes, np.uint8)
         data, address = np.ascontiguousarray(table).view(np.uint8), int(copied.data.ptr)
-        # For more at once, CUDA would wait until the stream has done all before.
+        # A larger copy from pageable memory would block until all earlier work is done.
         for first in range(0, len(data), MOST_UPLOADED):
             self.upload(address + first, data[first : first + MOST_UPLOADED], stream)
         return copied
@@ -312,28 +378,28 @@ class CudaDevice:
         self,
         pastes: NDArray[np.void],
         tile: TileFormat,
-        pixels: Any,
+        pixels: DeviceArray,
         stream: Stream,
         *,
         channel: int | None = None,
         step: tuple[int, int] = (1, 1),
     ) -> None:
-        """Copy parts of tiles to their places in `pixels`.
+        """Copy parts of tiles to their positions in `pixels`.
 
         Parameters
         ----------
-        pastes : ndarray of `gpu.device.tables.PASTE`
-            The parts.
+        pastes : ndarray of `gpu.device.kernel_tables.PASTE`
+            Source, target and size of each part.
         tile : TileFormat
-            What the tiles are.
-        pixels : device array
-            Of all channels, or of the one.
+            Format of the tiles.
+        pixels : CuPy array
+            Target, with all channels of the tiles, or one if `channel` is given.
         stream : Stream
-            Which does it.
+            Stream to which the copy is submitted.
         channel : int, optional
-            One channel instead of all.
+            Copy this channel only.
         step : tuple of (int, int)
-            Every how many rows and columns of a tile one is copied.
+            Copy every n-th row and every m-th column of the tiles.
         """
         if not len(pastes):
             return
@@ -346,31 +412,34 @@ class CudaDevice:
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
     def compile(self, *texts: str) -> CompiledKernels:
-        """Compile kernels, once for the same texts; floats are rounded after each operation.
+        """Return kernels, compiled once for the same sources.
+
+        Products and sums are rounded separately (no fused multiply-add), as on the host.
 
         Raises
         ------
         DeviceError
-            If they can't be compiled.
+            If the kernels cannot be compiled.
         """
         with self._compiling:
             if texts not in self._modules:
-                self._modules[texts] = CompiledKernels(self._cupy, texts, self._index)
+                self._modules[texts] = CompiledKernels(self._cupy, texts, self.index)
             return self._modules[texts]
 
-    def colors(self, table: ColorTable) -> Any:
-        """Return a table's colours in device memory, copied once while the table lives.
+    def colors(self, table: ColorTable) -> DeviceArray:
+        """Return a color table in device memory; it is uploaded once and freed with the table.
 
         Raises
         ------
         MemoryError
-            If there is not enough.
+            If the device does not have enough memory.
         """
         with self._colors_lock:
             colors = self._colors.get(table)
             if colors is None:
                 with self.active(), self.new_stream() as stream:
                     colors = self._cupy.asarray(table.colors)
+                    # Any stream may read the table from now on, without an event to wait for.
                     stream.synchronize()
                 self._colors[table] = colors
         return colors
@@ -379,13 +448,16 @@ class CudaDevice:
         self,
         pastes: NDArray[np.void],
         tile: TileFormat,
-        pixels: Any,
-        colors: Any,
+        pixels: DeviceArray,
+        colors: DeviceArray,
         stream: Stream,
         *,
         step: tuple[int, int] = (1, 1),
     ) -> None:
-        """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
+        """Copy parts of 8-bit RGB or RGBA tiles as `paste` does, and look each color up.
+
+        `colors` is a color table in device memory, from `CudaDevice.colors`. Alpha is copied.
+        """
         if not len(pastes):
             return
         grid = len(pastes), _row_blocks(tile.height), -(-tile.width // THREADS)
@@ -397,31 +469,31 @@ class CudaDevice:
         self,
         parts: NDArray[np.void],
         tile: TileFormat,
-        pixels: Any,
+        pixels: DeviceArray,
         stream: Stream,
         *,
         channel: int | None = None,
-        colors: Any = None,
+        colors: DeviceArray | None = None,
     ) -> None:
-        """Draw parts of tiles, larger or smaller than they are, in `pixels`.
+        """Draw parts of tiles, enlarged or reduced, in `pixels`.
 
-        Pixels of 8 bits that become more than four times as large are interpolated within their
-        tile, others are the nearest ones.
+        8-bit pixels that are enlarged more than four times are interpolated within their tile. In
+        all other cases the nearest pixel is drawn.
 
         Parameters
         ----------
-        parts : ndarray of `gpu.device.tables.SCALED`
-            The parts.
+        parts : ndarray of `gpu.device.kernel_tables.SCALED`
+            Source, target and scale of each part.
         tile : TileFormat
-            What the tiles are.
-        pixels : device array
-            Of the channel; RGBA of 8 bits for all channels, which are RGB or RGBA then.
+            Format of the tiles.
+        pixels : CuPy array
+            Target: one channel, or 8-bit RGBA for all channels of RGB or RGBA tiles.
         stream : Stream
-            Which does it.
+            Stream to which the work is submitted.
         channel : int, optional
-            One channel instead of all.
-        colors : device array, optional
-            By `colors`: what RGB becomes.
+            Draw this channel only.
+        colors : CuPy array, optional
+            Color table for RGB, from `colors`.
         """
         if not len(parts):
             return
@@ -430,24 +502,24 @@ class CudaDevice:
         grid = len(parts), _row_blocks(high), -(-wide // THREADS)
         sizes = tile.width, tile.channels, sample, -1 if channel is None else channel
         table = self.table(parts, stream)
-        found = np.uint64(0) if colors is None else colors
-        self._launch("paste_scaled", grid, (table, *map(np.int32, sizes), found, pixels), stream)
+        lookup = np.uint64(0) if colors is None else colors
+        self._launch("paste_scaled", grid, (table, *map(np.int32, sizes), lookup, pixels), stream)
 
-    def lay_out(
+    def scatter_segments(
         self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
     ) -> None:
-        """Put the samples of raw segments to their places in tiles.
+        """Copy the samples of raw segments to their positions in tiles.
 
         Parameters
         ----------
-        segments : ndarray of `gpu.device.tables.SEGMENT`
-            The segments.
+        segments : ndarray of `gpu.device.kernel_tables.SEGMENT`
+            Source and target of each segment.
         level : LevelLayout
-            Theirs.
+            Level that the segments belong to.
         background : int or float
-            The sample that is put where the file has no segment.
+            Sample value for segments that the file does not contain.
         stream : Stream
-            Which does it.
+            Stream to which the work is submitted.
         """
         if not len(segments):
             return
@@ -457,28 +529,29 @@ class CudaDevice:
         across = -(-grid.tile_width * samples // THREADS)
         blocks = len(segments), _row_blocks(grid.tile_height), across
         arguments = (self.table(segments, stream), *map(np.int32, sizes), np.uint64(blank))
-        self._launch("lay_out", blocks, arguments, stream)
+        self._launch("scatter_segments", blocks, arguments, stream)
 
     def average_area(
         self,
-        finer: Any,
-        pixels: Any,
+        finer: DeviceArray,
+        pixels: DeviceArray,
         scale: tuple[float, float],
         first: tuple[int, int],
         stream: Stream,
     ) -> None:
-        """Average finer pictures to smaller ones; see `reading.average.resample_area`.
+        """Average images to smaller ones, as `reading.average.resample_area` does.
 
         Parameters
         ----------
-        finer, pixels : device array, shape (pictures, height, width, channels)
-            Of one of `AVERAGED_TYPES`. `pixels` of one picture may be a part of a larger one.
+        finer, pixels : CuPy array, shape (images, height, width, channels)
+            Source and target, of one of `AVERAGED_TYPES`. A target of one image may be a view of a
+            larger array.
         scale : tuple of (float, float)
-            How many finer pixels one spans, down and across.
+            Height and width of a target pixel, in source pixels.
         first : tuple of (int, int)
-            Row and column of the first pixel; `finer` begins with what lies under that.
+            Row and column of the first target pixel; `finer` starts with the source pixel under it.
         stream : Stream
-            Which does it.
+            Stream to which the work is submitted.
         """
         _, height, width, channels = pixels.shape
         pitch = pixels.strides[1] // pixels.itemsize
@@ -489,7 +562,7 @@ class CudaDevice:
         kernel = f"average_area_{pixels.dtype.name}"
         self._launch(kernel, (-(-pixels.size // THREADS),), arguments, stream)
 
-    def ycbcr_to_rgb(self, addresses: NDArray[np.int64], tile: TileFormat, stream: Stream) -> None:
+    def ycbcr_to_rgb(self, addresses: Integers, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
         pixels = tile.height * tile.width
         grid = (-(-pixels // THREADS), len(addresses))
@@ -506,23 +579,24 @@ class CudaDevice:
         *,
         to_rgb: bool,
     ) -> None:
-        """Put the planes of JPEG tiles together to pixels, as libjpeg does.
+        """Assemble pixels from the planes of JPEG tiles, upsampling chroma as libjpeg does.
 
         Parameters
         ----------
-        tiles : ndarray of `gpu.device.tables.JPEG_TILE`
-            Of each its address, its planes, the strip below it, and its scan, by `shared`.
+        tiles : ndarray of `gpu.device.kernel_tables.JPEG_TILE`
+            Addresses of each tile's pixels, planes, strip, and scan in page-locked memory.
         tile : TileFormat
-            The tiles.
+            Format of the tiles.
         sampling : tuple of (int, int)
-            Luma samples for one of chroma, across and down.
-        doubts : ndarray of int32
-            By `shared`: is set for tiles whose strip is not there, whose scan has a marker, or
-            whose first block is of another brightness than the scan's first code says.
+            Luma samples per chroma sample, across and down.
+        doubts : ndarray of int32, shape (tiles,)
+            Array from `pinned_array`. The kernel sets the flags of tiles whose strip is wrong,
+            whose scan contains a marker, or whose first block does not have the brightness that
+            the first code of the scan states.
         stream : Stream
-            Which does it.
+            Stream to which the work is submitted.
         to_rgb : bool
-            Convert from YCbCr.
+            Convert YCbCr to RGB.
         """
         size = (tile.height, tile.width, tile.channels, *sampling, int(to_rgb))
         table = self.table(tiles, stream)
@@ -531,18 +605,19 @@ class CudaDevice:
         self._launch("merge_planes", grid, arguments, stream)
 
     @cached_property
-    def _kernels(self) -> dict[str, Any]:
+    def _kernels(self) -> Mapping[str, cupy.RawKernel]:
         code = resources.files("napari_wsigpu.gpu.device").joinpath("kernels.cu").read_text("utf-8")
         module = self._cupy.RawModule(code=declarations() + code)
         return {name: module.get_function(name) for name in KERNELS}
 
     def _launch(
-        self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], stream: Stream
+        self, kernel: str, grid: tuple[int, ...], arguments: Iterable[object], stream: Stream
     ) -> None:
-        if 0 not in grid:
+        if 0 not in grid:  # CUDA refuses an empty grid
             with stream:
-                self._kernels[kernel](grid, (THREADS,), arguments)
+                self._kernels[kernel](grid, (THREADS,), tuple(arguments))
 
 
 def _row_blocks(height: int) -> int:
+    """Return the number of blocks that share the rows of one part."""
     return min(-(-height // ROWS_A_BLOCK), MOST_BLOCKS)

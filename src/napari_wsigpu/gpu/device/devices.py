@@ -1,4 +1,4 @@
-"""The CUDA devices of a process: their names, workers and caches, and how they are started."""
+"""The CUDA devices of a process: their names, start, workers and tile caches."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from napari_wsigpu.gpu.device.driver import (
     FORKED,
     NO_DRIVER,
     check_process,
-    driver_is_there,
-    note_start,
+    driver_available,
+    record_start,
     started_before_fork,
     warn_of_fork,
 )
 from napari_wsigpu.gpu.device.worker import DecodeWorker
-from napari_wsigpu.gpu.transfer.tiles import SLAB_BYTES, DeviceTiles
+from napari_wsigpu.gpu.transfer.device_tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# Limits of a tile cache: bytes, and the divisor of the device memory.
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
 
@@ -34,103 +35,109 @@ logger = logging.getLogger(__name__)
 
 
 def device_index(device: str) -> int | None:
-    """Return the number of a CUDA device, None for ``"cpu"`` and ``"auto"``.
+    """Return the number of a CUDA device; None for ``"cpu"`` and ``"auto"``.
 
     Raises
     ------
     DeviceError
-        If it is no device's name.
+        If it is not the name of a device.
     """
     if device in ("auto", "cpu"):
         return None
     found = re.fullmatch(r"cuda(?::(\d+))?", str(device))
     if found is None:
-        raise DeviceError(f"'{device}' is no device; use device='auto', 'cpu', 'cuda' or 'cuda:1'.")
+        raise DeviceError(
+            f"'{device}' is not a device; use device='auto', 'cpu', 'cuda' or 'cuda:1'."
+        )
     return int(found[1] or 0)
 
 
 def cuda_index(device: str) -> int:
-    """Return the number of the CUDA device that pixels shall be put on.
+    """Return the number of the CUDA device that pixels are returned on.
 
     Raises
     ------
     DeviceError
-        If it is no CUDA device's name.
+        If it is not the name of a CUDA device.
     """
     with suppress(DeviceError):
         index = device_index(device)
         if index is not None:
             return index
     raise DeviceError(
-        f"Pixels can't be put on device {device!r}; use device='cpu', 'cuda' or 'cuda:1'."
+        f"Pixels cannot be returned on device {device!r}; use device='cpu', 'cuda' or 'cuda:1'."
     )
 
 
 @dataclass(eq=False, repr=False)
 class Devices:
-    """The workers of a process on CUDA devices, and the caches there; made when first used.
+    """The workers and tile caches of a process, one for each CUDA device, created on first use.
 
-    Safe under many threads.
+    All methods are safe to call from any thread.
 
     Parameters
     ----------
     opened : callable
-        Returns the device of a number, or raises a `DeviceError`.
+        Opens the device with the given number, or raises `DeviceError`.
     has_driver : callable
-        Whether this machine can have devices at all; asked before anything is started.
+        Returns whether this machine can have CUDA devices; does not start CUDA.
     slab_bytes : int
-        How much memory a cache takes at a time.
+        Bytes of device memory that a tile cache allocates at a time.
 
     Attributes
     ----------
     has_driver : callable
-        As given.
+        The parameter.
     background : BackgroundStart
         Starts the first device while the CPU decodes.
     """
 
     _opened: Callable[[int], CudaDevice] = CudaDevice
-    has_driver: Callable[[], bool] = driver_is_there
+    has_driver: Callable[[], bool] = driver_available
     _slab_bytes: int = SLAB_BYTES
 
     def __post_init__(self) -> None:
+        # `_starting` protects `_workers` and is held for the seconds that CUDA takes to start, so
+        # that only one thread starts it. `_lock` protects `_tiles`, whose users must not wait for
+        # that. `started` and `tiles_on` read a single dict entry and take neither.
         self._starting, self._lock = threading.Lock(), threading.Lock()
         self._workers: dict[int, DecodeWorker] = {}
         self._tiles: dict[str, DeviceTiles] = {}
         self.background = BackgroundStart(self)
 
     def worker(self, index: int) -> DecodeWorker:
-        """Return the worker on a CUDA device.
+        """Return the worker of a CUDA device; start it if it has not started.
 
         Raises
         ------
         DeviceError
-            If the device can't be used.
+            If the device cannot be used.
         """
         check_process(f"cuda:{index}")
         with self._starting:
             if index not in self._workers:
                 if self.has_driver():
-                    note_start()
+                    # Recorded first: a fork during the start would break CUDA in the child, too.
+                    record_start()
                 self._workers[index] = DecodeWorker(self._opened(index))
             return self._workers[index]
 
     def started(self, index: int) -> DecodeWorker | None:
-        """Return the worker on a CUDA device if it has started, without waiting for it."""
+        """Return the worker of a CUDA device if it has started; never blocks."""
         return self._workers.get(index)
 
     def refusal(self) -> str | None:
-        """Return why no device can be used here; None if one may be. Nothing is started."""
+        """Return why no device can be used here, or None if one may be; starts nothing."""
         if started_before_fork():
             return FORKED
         return None if self.has_driver() else NO_DRIVER
 
     def renewed(self) -> Devices:
-        """Return such devices for a forked process, of which none has started."""
+        """Return the same configuration for a forked process, with no device started."""
         return Devices(self._opened, self.has_driver, self._slab_bytes)
 
     def tiles(self, device: CudaDevice) -> DeviceTiles:
-        """Return the cache on a device: at most 2 GiB and an eighth of its memory."""
+        """Return a device's tile cache, limited to 2 GiB and an eighth of the device's memory."""
         with self._lock:
             if device.name not in self._tiles:
                 budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
@@ -138,11 +145,11 @@ class Devices:
             return self._tiles[device.name]
 
     def tiles_on(self, name: str) -> DeviceTiles | None:
-        """Return the cache on a device by its name; None if nothing was decoded there."""
+        """Return a device's tile cache by the device's name; None if nothing was decoded there."""
         return self._tiles.get(name)
 
     def close(self) -> None:
-        """End the threads of the workers, and release their decoders."""
+        """Stop the threads of the workers, and release their decoders."""
         for worker in list(self._workers.values()):
             worker.close()
 
@@ -153,40 +160,53 @@ class BackgroundStart:
     Parameters
     ----------
     devices : Devices
-        Whose first device is started.
+        The devices; only the first one is started.
     """
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
+        # Protects `_started`. The starting thread adds to `_ready` and `_refusals` without it, each
+        # time with a single operation on a set or dict.
         self._lock = threading.Lock()
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         self._ready: set[str] = set()
         self._refusals: dict[str, str] = {}
 
     def worker(self, kind: str) -> DecodeWorker | None:
-        """Return the worker of device 0 once it can decode a kind; None until then."""
+        """Return the worker of device 0 once it can decode a format; start it on the first call.
+
+        Parameters
+        ----------
+        kind : {"jpeg", "jpeg2000"}
+            Format to decode.
+
+        Returns
+        -------
+        DecodeWorker or None
+            None until the device is ready; always None if it cannot be used.
+        """
         with self._lock:
-            if kind not in self._begun:
-                self._begun.add(kind)
-                against = self._devices.refusal()
-                if against is None:
+            if kind not in self._started:
+                self._started.add(kind)
+                refusal = self._devices.refusal()
+                if refusal is None:
                     threading.Thread(
                         target=self._start, args=(kind,), name="wsigpu-start", daemon=True
                     ).start()
                 else:
-                    self._refusals[kind] = against
+                    self._refusals[kind] = refusal
                     if started_before_fork():
                         warn_of_fork()
             return self._devices.started(0) if kind in self._ready else None
 
-    def waiting(self, kind: str) -> str | None:
-        """Return why the CPU decodes a kind so far; None once the GPU can."""
+    def waiting_reason(self, kind: str) -> str | None:
+        """Return why the CPU still decodes a format; None once the GPU can."""
         with self._lock:
             if kind in self._ready:
                 return None
             if kind in self._refusals:
                 return self._refusals[kind]
-            if kind in self._begun:
+            if kind in self._started:
                 return "the GPU is starting"
         return self._devices.refusal() or "the GPU starts with the first tiles"
 
@@ -197,7 +217,7 @@ class BackgroundStart:
                 if worker.start(kind):
                     self._ready.add(kind)
                 else:
-                    self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"
+                    self._refusals[kind] = "nvImageCodec cannot decode these tiles on this GPU"
         except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
             self._refusals[kind] = str(error).removesuffix(".")
             logger.info("Tiles are decoded on the CPU: %s", error)

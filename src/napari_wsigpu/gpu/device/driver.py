@@ -1,4 +1,4 @@
-"""Whether CUDA can be used, and the import of its packages."""
+"""The NVIDIA driver: whether CUDA can be used in this process, and the import of CUDA packages."""
 
 from __future__ import annotations
 
@@ -8,57 +8,66 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.model.errors import DeviceError
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-
 
 NO_DRIVER = "this machine has no NVIDIA driver"
 FORKED = "this process was forked from one that uses the GPU"
 
 logger = logging.getLogger(__name__)
+# Id of the process that started CUDA. A forked child inherits the value, but has another id.
 _started_in: int | None = None
 
 
-def note_start() -> None:
-    """Note that this process starts CUDA, which processes forked from it can't do any more."""
+def record_start() -> None:
+    """Record that this process starts CUDA; processes forked from it later cannot use CUDA."""
     global _started_in
     _started_in = os.getpid()
 
 
 def started_before_fork() -> bool:
-    """Whether a process that this one was forked from uses CUDA."""
+    """Return whether this process was forked from one that had started CUDA."""
     return _started_in not in (None, os.getpid())
 
 
 @cache
 def warn_of_fork() -> None:
-    """Say once that the CPU decodes in this process, because it was forked from one with a GPU."""
+    """Warn, once in a process, that the CPU decodes because the process was forked."""
     logger.warning(
-        "Slides are decoded on the CPU, because %s; start processes by 'spawn' to use it", FORKED
+        "Slides are decoded on the CPU because %s; use the start method 'spawn' to use the GPU",
+        FORKED,
     )
 
 
 def check_process(device: str) -> None:
-    """Refuse to start a device in a process that was forked from one that uses CUDA.
+    """Raise an error if this process was forked from one that had started CUDA.
+
+    Parameters
+    ----------
+    device : str
+        Name of the device, for the message.
 
     Raises
     ------
     DeviceError
-        If this one was.
+        If this is such a process.
     """
     if started_before_fork():
         raise DeviceError(
-            f"'{device}' can't be used, because {FORKED}; start processes by 'spawn', or use "
+            f"'{device}' can't be used because {FORKED}; use the start method 'spawn', or use "
             "device='cpu'."
         )
 
 
-def driver_is_there() -> bool:
-    """Whether CUDA can be used: an NVIDIA driver can be loaded; nothing is initialised."""
+def driver_available() -> bool:
+    """Return whether this process can load an NVIDIA driver and use it; does not start CUDA."""
     if started_before_fork():
         return False
     try:
@@ -68,26 +77,33 @@ def driver_is_there() -> bool:
     return True
 
 
-def import_cuda(package: str, device: str) -> Any:
-    """Import a package of the CUDA extras, for the use of a device.
+def import_cuda(package: str, device: str) -> ModuleType:
+    """Import a package of the CUDA extras.
+
+    Parameters
+    ----------
+    package : str
+        Name to import.
+    device : str
+        Name of the device that needs it, for messages.
 
     Raises
     ------
     DeviceError
-        If there is no driver, or the package is not installed or broken.
+        If there is no driver, or if the package is not installed or does not work.
     """
     check_process(device)
-    if not driver_is_there():
-        raise DeviceError(f"'{device}' can't be used, because {NO_DRIVER}; use device='cpu'.")
-    # Both are read when CUDA or nvImageCodec starts. JPEG 2000 tiles are decoded side by side
-    # by up to 32 queues instead of 8; what can't be decoded is said by our own errors.
+    if not driver_available():
+        raise DeviceError(f"'{device}' can't be used because {NO_DRIVER}; use device='cpu'.")
+    # CUDA and nvImageCodec read these variables when they start. 32 hardware queues instead of 8
+    # let more JPEG 2000 tiles decode concurrently. Failures are reported by our own errors.
     os.environ.setdefault(CONNECTIONS, "32")
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     try:
         return import_module(package)
     except (ImportError, OSError, RuntimeError) as error:
         raise DeviceError(
-            f"'{device}' can't be used, because {package} can't be loaded ({error}); install "
-            "napari-wsigpu[cuda12] or napari-wsigpu[cuda13], as your driver's CUDA version is, "
+            f"'{device}' can't be used because {package} cannot be loaded ({error}); install "
+            "napari-wsigpu[cuda12] or napari-wsigpu[cuda13], matching your driver's CUDA version, "
             "or use device='cpu'."
         ) from error

@@ -1,82 +1,85 @@
-"""`SharedBuffer`: memory of OpenGL that CUDA writes to, so that pixels need not visit the host."""
+"""`SharedBuffer`: OpenGL memory that CUDA writes to, so that pixels do not go through the host."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from napari_wsigpu.gpu.device.driver import import_cuda
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from types import ModuleType
 
 MOST_DEVICES = 16
+# After a resource is unmapped on the null stream, OpenGL commands wait for that stream's work.
 NULL_STREAM = 0
 
 
-class SharedBuffer:
-    """A buffer object of an OpenGL context that one CUDA device can write to.
+class Device(Protocol):
+    """The part of `CudaDevice` that this module uses; its module `cuda` imports this one."""
 
-    All is done by a thread in which that context is the current one.
+    name: str
+    index: int
+
+    def active(self) -> AbstractContextManager[object]:
+        """Return a context in which the device is the calling thread's current one."""
+
+
+class SharedBuffer:
+    """An OpenGL buffer object that is registered with one CUDA device.
+
+    All methods must be called in a thread whose current OpenGL context owns the buffer.
 
     Parameters
     ----------
-    device : str
-        The device's name.
-    index : int
-        Its number.
-    active : callable
-        Makes the device the calling thread's current one.
+    device : CudaDevice
+        The device.
     buffer : int
-        OpenGL's name of the buffer.
+        OpenGL name of the buffer.
     size : int
-        Its bytes.
+        Size of the buffer in bytes.
 
     Attributes
     ----------
     size : int
-        As given.
+        Size of the buffer in bytes.
 
     Raises
     ------
     DeviceError
-        If OpenGL draws on another GPU, or its buffers can't be shared.
+        If OpenGL draws on another GPU, or its buffers cannot be shared.
     """
 
-    def __init__(
-        self,
-        device: str,
-        index: int,
-        active: Callable[[], AbstractContextManager[Any]],
-        buffer: int,
-        size: int,
-    ) -> None:
+    def __init__(self, device: Device, buffer: int, size: int) -> None:
         self.size = size
         self._device = device
-        self._active = active
-        self._runtime: Any = import_cuda("cuda.bindings.runtime", device)
-        self._resource: Any = None
+        self._runtime: ModuleType = import_cuda("cuda.bindings.runtime", device.name)
+        self._resource: object = None  # cudaGraphicsResource_t while registered
         every = self._runtime.cudaGLDeviceList.cudaGLDeviceListAll
         flags = self._runtime.cudaGraphicsRegisterFlags.cudaGraphicsRegisterFlagsWriteDiscard
-        with active():
+        with device.active():
             count, devices = self._call("cudaGLGetDevices", MOST_DEVICES, every)
-            if index not in list(devices)[:count]:
-                raise DeviceError(f"OpenGL does not draw on '{device}'.")
+            if device.index not in list(devices)[:count]:
+                raise DeviceError(f"OpenGL does not draw on '{device.name}'.")
             (self._resource,) = self._call("cudaGraphicsGLRegisterBuffer", buffer, flags)
 
     def write(self, address: int, size: int) -> None:
-        """Copy device memory to the buffer's begin; what OpenGL does next waits for it.
+        """Copy device memory to the start of the buffer; later OpenGL commands wait for the copy.
+
+        The copy runs on the null stream. The caller must have synchronized the stream that wrote to
+        `address`, and must keep the memory alive until the null stream is done.
 
         Raises
         ------
         DeviceError
-            If CUDA refuses.
+            If CUDA refuses, or the buffer is too small.
         """
         if size > self.size:
-            raise DeviceError(f"A picture of {size} bytes needs a larger buffer than {self.size}.")
+            raise DeviceError(f"An image of {size} bytes doesn't fit into a buffer of {self.size}.")
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        with self._active():
+        with self._device.active():
+            # Unmap the buffer even after an error: OpenGL must not use it while it is mapped.
             self._call("cudaGraphicsMapResources", 1, self._resource, NULL_STREAM)
             try:
                 target, _ = self._call("cudaGraphicsResourceGetMappedPointer", self._resource)
@@ -85,17 +88,17 @@ class SharedBuffer:
                 self._call("cudaGraphicsUnmapResources", 1, self._resource, NULL_STREAM)
 
     def close(self) -> None:
-        """Let go of the buffer, before OpenGL deletes it."""
+        """Unregister the buffer; call this before OpenGL deletes it."""
         resource, self._resource = self._resource, None
         if resource is not None:
-            with self._active():
+            with self._device.active():
                 self._call("cudaGraphicsUnregisterResource", resource)
 
-    def _call(self, name: str, *arguments: Any) -> list[Any]:
-        error, *found = getattr(self._runtime, name)(*arguments)
+    def _call(self, name: str, *arguments: object) -> list[Any]:
+        error, *results = getattr(self._runtime, name)(*arguments)
         if int(error) != 0:
             raise DeviceError(
-                f"'{self._device}' can't share memory with OpenGL: {name} says "
+                f"'{self._device.name}' cannot share memory with OpenGL: {name} returned "
                 f"{getattr(error, 'name', error)}."
             )
-        return list(found)
+        return list(results)

@@ -1,6 +1,9 @@
-// The structures Paste, Scaled, Segment and JpegTile are put before this text; see gpu/device/tables.py.
+// Kernels that copy, scale and assemble tiles. `device/kernel_tables.py` declares the structures
+// Paste, Scaled, Segment and JpegTile, and puts their definitions before this text. Sizes are in
+// pixels or samples unless they are called bytes.
 
-// 16 bytes from anywhere, read as words: those around them that no word would do without, too.
+// Load 16 bytes from any address with aligned loads only. Each word that is read contains at least
+// one of these bytes, so the loads never touch memory beyond the allocation.
 __device__ uint4 load_16(const unsigned char *from) {
     const unsigned int *words = (const unsigned int *)((size_t)from & ~(size_t)3);
     const int shift = 8 * (int)((size_t)from & 3);
@@ -19,9 +22,9 @@ __device__ uint4 load_16(const unsigned char *from) {
     return found;
 }
 
-// Parts of tiles to their places in regions. A column of blocks is one part, a thread of it 16
-// bytes that are aligned in the region. pixel: bytes to copy of each pixel of `tile_pixel` bytes,
-// after `skip`. down, across: every how many rows and columns one is copied.
+// Copy parts of tiles to regions. blockIdx.x is the part; a thread copies 16 bytes at a time, which
+// are aligned in the region. tile_pixel: bytes of a pixel in the tile; skip, pixel: offset and
+// number of the bytes to copy of each pixel; down, across: copy every n-th row and m-th column.
 extern "C" __global__ void paste(const Paste *pastes, int tile_width, int tile_pixel, int skip,
                                  int pixel, int down, int across, unsigned char *out) {
     const Paste part = pastes[blockIdx.x];
@@ -34,18 +37,20 @@ extern "C" __global__ void paste(const Paste *pastes, int tile_width, int tile_p
         const unsigned char *row = (const unsigned char *)part.source +
                                    (size_t)y * down * tile_width * tile_pixel + skip;
         unsigned char *target = out + (part.target + y * part.pitch) * pixel;
-        const int begin = 16 * (int)(i % chunks) - (int)((size_t)target & 15);
-        if (whole && begin >= 0 && begin + 16 <= bytes) {
-            *(uint4 *)(target + begin) = load_16(row + begin);
+        // Chunks start at multiples of 16 in the region, so the first one may start before the row.
+        const int start = 16 * (int)(i % chunks) - (int)((size_t)target & 15);
+        if (whole && start >= 0 && start + 16 <= bytes) {
+            *(uint4 *)(target + start) = load_16(row + start);
             continue;
         }
-        for (int k = begin < 0 ? 0 : begin; k < begin + 16 && k < bytes; ++k)
+        for (int k = start < 0 ? 0 : start; k < start + 16 && k < bytes; ++k)
             target[k] = row[whole ? k : (size_t)(k / pixel) * across * tile_pixel + k % pixel];
     }
 }
 
-// The same of RGB pixels, with alpha or without, in other colours; a thread is a pixel. colors:
-// what each colour becomes, red in the lowest byte of its place and of the value.
+// Copy parts of 8-bit RGB or RGBA tiles, and look each color up. blockIdx.x is the part; a thread
+// copies pixels of one column. colors: converted color for each stored color; in both, red is the
+// lowest byte.
 extern "C" __global__ void paste_colors(const Paste *pastes, int tile_width, int channels,
                                         int down, int across, const unsigned int *colors,
                                         unsigned char *out) {
@@ -65,11 +70,12 @@ extern "C" __global__ void paste_colors(const Paste *pastes, int tile_width, int
     }
 }
 
-// From here on pixels are drawn so much larger that they are interpolated.
+// Pixels that are enlarged more than this are interpolated.
 #define LARGER 4
 
-// A sample of 8 bits between four pixels of a tile. y, x: the place of a pixel's centre, less half.
-__device__ int between(const unsigned char *tile, int pitch, int pixel, int rows, int columns,
+// Interpolate an 8-bit sample bilinearly. y, x: position in the tile, relative to the center of its
+// first pixel.
+__device__ int interpolated(const unsigned char *tile, int pitch, int pixel, int rows, int columns,
                        double y, double x) {
     const int top = (int)floor(y), left = (int)floor(x);
     const float down = y - top, across = x - left;
@@ -81,9 +87,9 @@ __device__ int between(const unsigned char *tile, int pitch, int pixel, int rows
     return (int)(upper + down * (lower - upper) + 0.5f);
 }
 
-// Parts of tiles at another scale: all channels of RGB or RGBA pixels as RGBA, in the colours of
-// `colors` if that is not null, or one channel. A column of blocks is one part, a thread of it one
-// pixel of each row. size: bytes of a sample.
+// Draw parts of tiles at another scale. channel: the one to draw, or -1 for all channels of RGB or
+// RGBA pixels, which become RGBA, with colors looked up in `colors` unless it is null. size: bytes
+// of a sample. blockIdx.x is the part; a thread draws pixels of one column.
 extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int channels, int size,
                                         int channel, const unsigned int *colors,
                                         unsigned char *out) {
@@ -99,11 +105,11 @@ extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int
         const double down = part.top + (y + 0.5) * part.down;
         const int row = min(max((int)floor(down), 0), part.rows - 1);
         const unsigned char *from = tile + (size_t)row * pitch + column * pixel;
-        const long long place = part.target + y * part.pitch + x;
+        const long long index = part.target + y * part.pitch + x;
         const int first = channel < 0 ? 0 : channel, count = channel < 0 ? channels : 1;
         unsigned char found[8] = {0, 0, 0, 255};
         for (int k = 0; k < count * size; ++k)
-            found[k] = smooth ? between(tile + first + k, pitch, pixel, part.rows, part.columns,
+            found[k] = smooth ? interpolated(tile + first + k, pitch, pixel, part.rows, part.columns,
                                         down - 0.5, across - 0.5)
                               : from[first * size + k];
         if (channel < 0 && colors) {
@@ -112,35 +118,36 @@ extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int
             found[1] = color >> 8;
             found[2] = color >> 16;
         }
-        unsigned char *to = out + place * (channel < 0 ? 4 : size);
+        unsigned char *to = out + index * (channel < 0 ? 4 : size);
         for (int k = 0; k < (channel < 0 ? 4 : size); ++k) to[k] = found[k];
     }
 }
 
-// Samples of raw segments to their place in tiles, in this machine's byte order. One block is some
-// rows of one segment, a thread of it a sample of each. size: bytes of a sample. blank: the sample,
-// by its bytes, of segments that the file does not have.
-extern "C" __global__ void lay_out(const Segment *segments, int tile_width, int samples,
+// Copy samples of raw segments to tiles, in the byte order of this machine. blockIdx.x is the
+// segment; a thread copies samples of one column. size: bytes of a sample; swapped: whether the
+// file has the other byte order; blank: bytes of each sample that the file does not contain.
+extern "C" __global__ void scatter_segments(const Segment *segments, int tile_width, int samples,
                                    int channels, int size, int swapped,
                                    unsigned long long blank) {
     const Segment segment = segments[blockIdx.x];
     const int i = blockIdx.z * blockDim.x + threadIdx.x;
     if (i >= segment.pixels * samples) return;
-    const long long place = (long long)channels * (i / samples) + segment.channel + i % samples;
+    const long long index = (long long)channels * (i / samples) + segment.channel + i % samples;
     for (int row = blockIdx.y; row < segment.rows; row += gridDim.y) {
         const unsigned char *from = (const unsigned char *)segment.source +
                                     size * ((size_t)row * segment.pixels * samples + i);
         unsigned char *to = (unsigned char *)segment.target +
-                            size * ((size_t)row * tile_width * channels + place);
+                            size * ((size_t)row * tile_width * channels + index);
         for (int k = 0; k < size; ++k)
             to[k] = segment.source ? from[swapped ? size - 1 - k : k] : blank >> 8 * k;
     }
 }
 
-// Mean of the pixels of a finer picture that lie under each pixel of regions, weighted by how much
-// of them does, rounded half up. One thread is a sample. finer: (count, finer_height, finer_width,
-// channels); scale: finer pixels that one spans; pitch: samples from one row of out to the next;
-// first_y, first_x: row and column of the first pixel, whose own finer pixels finer begins with.
+// Average the source pixels under each pixel of regions, weighted by the area that they share with
+// it; integers are rounded half up. A thread computes a sample. finer: source, of shape (images,
+// finer_height, finer_width, channels), which starts with the source pixel under the first pixel;
+// scale: source pixels per pixel; pitch: samples from one row of `out` to the next; first_y,
+// first_x: position of the first pixel. The order of operations is that of `reading.average`.
 template <typename T>
 __device__ void average_area(const T *finer, int finer_height, int finer_width, T *out, int pitch,
                              int height, int width, int channels, double scale_y, double scale_x,
@@ -160,16 +167,16 @@ __device__ void average_area(const T *finer, int finer_height, int finer_width, 
     for (int row = (long long)(top + 1e-6) - origin_y; row < last_row; ++row) {
         const double at = origin_y + row;
         const float down = min(bottom, at + 1) - max(top, at);
-        const T *line_of = picture + (size_t)row * finer_width * channels + channel;
-        float line = 0, of_line = 0;
+        const T *source = picture + (size_t)row * finer_width * channels + channel;
+        float line_sum = 0, line_weight = 0;
         for (int column = (long long)(left + 1e-6) - origin_x; column < last_column; ++column) {
             const double from = origin_x + column;
             const float across = min(right, from + 1) - max(left, from);
-            line += across * line_of[(size_t)column * channels];
-            of_line += across;
+            line_sum += across * source[(size_t)column * channels];
+            line_weight += across;
         }
-        sum += down * line;
-        weight += down * of_line;
+        sum += down * line_sum;
+        weight += down * line_weight;
     }
     const float mean = sum / weight;
     T *sample = out + (number * height + y) * (size_t)pitch + x * channels + channel;
@@ -192,7 +199,7 @@ AVERAGE_AREA(average_area_float32, float, false)
 
 __device__ unsigned char clipped(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
 
-// Full-range BT.601 with the fixed-point factors and rounding of libjpeg.
+// Full-range BT.601 with the fixed-point factors and rounding of libjpeg (jdcolor.c).
 __device__ void write_rgb(unsigned char *p, int y, int cb, int cr) {
     const int half = 1 << 15;
     cb -= 128;
@@ -202,6 +209,7 @@ __device__ void write_rgb(unsigned char *p, int y, int cb, int cr) {
     p[2] = clipped(y + ((116130 * cb + half) >> 16));
 }
 
+// Convert whole tiles in place; blockIdx.y is the tile.
 extern "C" __global__ void ycbcr_to_rgb(unsigned char *const *tiles, int pixels) {
     unsigned char *tile = tiles[blockIdx.y];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) {
@@ -210,8 +218,9 @@ extern "C" __global__ void ycbcr_to_rgb(unsigned char *const *tiles, int pixels)
     }
 }
 
-// One sample of a plane of half the width, and perhaps half the height: between the nearest
-// one and that beyond it, 3 to 1 each way, rounded up and down in turn, as libjpeg does.
+// Upsample chroma like libjpeg's "fancy upsampling" (jdsample.c): the nearest sample has weight 3/4
+// and the one on the other side 1/4, horizontally and, if down == 2, also vertically. Pixels are
+// alternately rounded up and down.
 __device__ int smooth(const unsigned char *plane, int x, int y, int width, int height, int down) {
     const int near = x >> 1, far = min(max(near + (x & 1 ? 1 : -1), 0), width - 1);
     if (down == 1) {
@@ -224,20 +233,23 @@ __device__ int smooth(const unsigned char *plane, int x, int y, int width, int h
     return (3 * (3 * row[near] + beyond[near]) + 3 * row[far] + beyond[far] + (x & 1 ? 7 : 8)) >> 4;
 }
 
-// How far an engine may be from the shades of a strip.
+// Largest difference between the decoded strip and its shades.
 #define TOLERANCE 3
 
-// Whether this thread finds a marker in its part of a scan, which lies in host memory.
+// Search this thread's part of a scan, which is in page-locked host memory, for a marker: 255 that
+// is followed by anything but 0 (T.81, B.1.1.5). Return whether one was found: a marker would end
+// the tile early, and the tiles after it would have wrong DC predictions.
 __device__ bool finds_marker(const unsigned char *scan, long long length, int thread, int threads) {
     const uint4 *chunks = (const uint4 *)((size_t)scan & ~(size_t)15);
     for (const uint4 *at = chunks + thread; (const unsigned char *)at < scan + length;
          at += threads) {
         const uint4 chunk = *at;
         const unsigned int words[5] = {chunk.x, chunk.y, chunk.z, chunk.w, 0};
-        const long long place = (const unsigned char *)at - scan;
+        const long long offset = (const unsigned char *)at - scan;
+        // The loads are aligned, so the first chunk may start before the scan.
         for (int k = 0; k < 16; ++k) {
             if ((words[k / 4] >> 8 * (k % 4) & 255) != 255) continue;
-            if (place + k < 0 || place + k >= length) continue;
+            if (offset + k < 0 || offset + k >= length) continue;
             const int j = k + 1;
             if (j < 16 ? words[j / 4] >> 8 * (j % 4) & 255 : ((const unsigned char *)at)[16])
                 return true;
@@ -246,15 +258,16 @@ __device__ bool finds_marker(const unsigned char *scan, long long length, int th
     return false;
 }
 
-// How far the mean of a block may be from what its code says.
+// Largest difference between the mean of a block and its DC coefficient, in gray levels.
 #define FAR 2
 
-// Whether the first block of a tile is of another brightness than the first code of its scan
-// says. Blocks that reach black or white tell nothing. codes: how many have 1 bit, 2 bits, ...;
-// what they stand for, the bits of the value that follows.
-__device__ bool is_other_block(const unsigned char *scan, long long length, int quantum,
+// Decode the DC coefficient of a tile's first block (T.81, F.2.2.1) and compare it with the mean of
+// the decoded block; return whether they differ. Blocks that reach black or white are not compared,
+// as they may be clipped. codes: DHT table (T.81, B.2.4.2): 16 counts of codes by length, symbols.
+__device__ bool first_block_differs(const unsigned char *scan, long long length, int quantum,
                                const unsigned char *codes, const unsigned char *luma, int width) {
     unsigned int bits = 0;
+    // The first 32 bits, without the zero bytes that are stuffed after 255 (T.81, F.1.2.3).
     for (int taken = 0, i = 0; taken < 4; ++taken, ++i) {
         bits = bits << 8 | (i < length ? scan[i] : 255);
         if (i < length && scan[i] == 255) ++i;
@@ -269,6 +282,7 @@ __device__ bool is_other_block(const unsigned char *scan, long long length, int 
         first = first + count << 1;
     }
     if (size < 0 || size > 15) return true;
+    // Receive and extend (T.81, F.2.2.1).
     int value = size ? (bits << used) >> (32 - size) : 0;
     if (size && value < 1 << (size - 1)) value -= (1 << size) - 1;
     int sum = 0;
@@ -277,11 +291,13 @@ __device__ bool is_other_block(const unsigned char *scan, long long length, int 
         if (shade == 0 || shade == 255) return false;
         sum += shade;
     }
+    // A DC coefficient is 8 times the mean, relative to the level shift of 128.
     return llabs(sum - 8 * (8 * 128 + (long long)value * quantum)) > 64 * FAR;
 }
 
-// across, down: luma samples for one of chroma. The blocks of a strip, 8 pixels wide, have the
-// shades in turn.
+// Assemble pixels from the planes of JPEG tiles, and set the flag of each tile that may be wrong.
+// blockIdx.y is the tile; a thread computes a pixel and searches a part of the scan. across, down:
+// luma samples per chroma sample. Blocks of a strip, 8 pixels wide, alternate between two shades.
 extern "C" __global__ void merge_planes(const JpegTile *tiles, int height, int width,
                                         int channels, int across, int down, int to_rgb,
                                         int *doubts) {
@@ -294,7 +310,7 @@ extern "C" __global__ void merge_planes(const JpegTile *tiles, int height, int w
         doubts[blockIdx.y] = 1;
     if (finds_marker(scan, length, i, gridDim.x * blockDim.x)) doubts[blockIdx.y] = 1;
     if (length && i == 0 &&
-        is_other_block(scan, length, tile.quantum, (const unsigned char *)tile.codes,
+        first_block_differs(scan, length, tile.quantum, (const unsigned char *)tile.codes,
                        (const unsigned char *)tile.planes[0], width))
         doubts[blockIdx.y] = 1;
     if (i >= height * width) return;

@@ -1,27 +1,20 @@
-"""Proof that a GPU decodes a slide as the CPU does: its first tiles are decoded by both."""
+"""`Verifier`: compares the first tiles that a GPU decodes with the CPU's pixels."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from napari_wsigpu.model.arrays import Array
 
-# What the samples of a tile may differ by, for each path that nvImageCodec decodes on, and for
-# our own kernels.
-TOLERANCES = {
-    "hardware": 0,
-    "hybrid": 3,
-    "GPU": 1,
-    "JPEG 2000": 1,
-    "lossless JPEG 2000": 0,
-}
+# Largest accepted difference of a sample, for each backend of nvImageCodec and for our own kernels.
+TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1, "JPEG 2000": 1, "lossless JPEG 2000": 0}
 TILES_A_BATCH = 1
 TILES_A_SLIDE = 8
 BATCHES_IN_DOUBT = 3
@@ -30,48 +23,57 @@ logger = logging.getLogger(__name__)
 
 
 class Verifier:
-    """Compares a few tiles of a slide; safe under many threads.
+    """Compares a few tiles of one slide; safe to call from any thread.
 
     Parameters
     ----------
     path : str
-        The slide's path, for the warning.
+        Path of the slide, for the warning.
 
     Attributes
     ----------
     reason : str or None
-        Why the slide has to be decoded on the CPU; None as long as all was right.
+        The reason to decode the slide on the CPU from now on; None while all tiles agree.
     """
 
     def __init__(self, path: str) -> None:
         self.reason: str | None = None
         self._path = path
+        # Protects the counters and `reason`, which only changes once.
         self._lock = threading.Lock()
-        self._left: dict[str, int] = {}
+        self._left: dict[str, int] = {}  # tiles that may still be compared, by format
         self._in_doubt = 0
 
     def samples(self, kind: str, candidates: Sequence[int]) -> list[int]:
-        """Choose the tiles of a batch that shall be decoded by both."""
+        """Choose the tiles of a batch that the CPU decodes as well.
+
+        Parameters
+        ----------
+        kind : {"jpeg", "jpeg2000"}
+            Format of the tiles; each has its own budget of `TILES_A_SLIDE`.
+        candidates : sequence of int
+            Indices of the tiles that the GPU decodes.
+        """
         with self._lock:
             left = self._left.get(kind, TILES_A_SLIDE)
             chosen = list(candidates[: min(left, TILES_A_BATCH)])
             self._left[kind] = left - len(chosen)
         return chosen
 
-    def give_back(self, kind: str, count: int) -> None:
-        """Say that this many of the chosen tiles were not compared after all."""
+    def return_samples(self, kind: str, count: int) -> None:
+        """Credit the budget with tiles that were chosen but not compared."""
         with self._lock:
             self._left[kind] = self._left.get(kind, TILES_A_SLIDE) + count
 
-    def agree(self, engine: str, pixels: NDArray[Any], expected: NDArray[Any]) -> bool:
-        """Compare one tile, and warn the first time that it is beyond the tolerance.
+    def agree(self, engine: str, pixels: Array, expected: Array) -> bool:
+        """Return whether both results agree; log the first difference beyond the tolerance.
 
         Parameters
         ----------
         engine : str
-            The path that decoded it: a key of `TOLERANCES`.
+            Name of the GPU decoder: a key of `TOLERANCES`.
         pixels, expected : ndarray, shape (height, width, channels)
-            The tile by the GPU and by the CPU; the latter may be cut to its level.
+            The tile as decoded by the GPU and by the CPU. The latter may be cropped to its level.
         """
         pixels = pixels[: expected.shape[0], : expected.shape[1]]
         if np.array_equal(pixels, expected):
@@ -82,8 +84,11 @@ class Verifier:
         self._give_up(f"the {engine} decoder's pixels differ by {difference} from the CPU's")
         return False
 
-    def note_doubts(self, engine: str, *, everywhere: bool) -> None:
-        """Warn if one batch after the other is in doubt as a whole: it is not the slide's fault."""
+    def record_doubts(self, engine: str, *, everywhere: bool) -> None:
+        """Record whether all tiles of a batch are doubtful; give up the GPU after several in a row.
+
+        A damaged tile can cause one such batch; several mean that the decoder can't handle stacks.
+        """
         with self._lock:
             self._in_doubt = self._in_doubt + 1 if everywhere else 0
             enough = self._in_doubt == BATCHES_IN_DOUBT
@@ -94,4 +99,4 @@ class Verifier:
         with self._lock:
             first, self.reason = self.reason is None, reason
         if first:
-            logger.warning("'%s' is decoded on the CPU from now on, because %s", self._path, reason)
+            logger.warning("'%s' is decoded on the CPU from now on because %s", self._path, reason)

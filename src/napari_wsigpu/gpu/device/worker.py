@@ -1,4 +1,4 @@
-"""The worker of a device: nvImageCodec's decoders, a thread, and memory for batches."""
+"""`DecodeWorker`: decoders of one device, a thread for them, and memory that batches reuse."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import queue
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.device.workspace import Workspace
-from napari_wsigpu.gpu.jpeg2000.engine import KERNELS, Jpeg2000Engine
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.transfer.gds import Loader
 from napari_wsigpu.model.errors import DeviceError
 
@@ -25,43 +25,52 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import EncodedTile
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.device import Stream
-    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.gpu.jpeg.nvimagecodec_library import LibraryDecoder
+    from napari_wsigpu.model.arrays import Array
 
     Job = Callable[["DecodeWorker"], None]
 
 JPEG2000 = "jpeg2000"
+# Maximum number of idle workspaces that are kept; twice as many idle buffers are kept.
 MOST_IDLE = 4
-# To make it page-locked takes longer than to fill it: one for a thousand tiles serves fewer, too.
+# Page-locking memory takes longer than filling it, so buffers are large enough for a thousand tiles
+# and smaller batches reuse them.
 SMALLEST_BUFFER = 16 << 20
 
 logger = logging.getLogger(__name__)
 
 
 class DecodeWorker:
-    """Decoders of each kind, and a thread that decodes while others prepare batches.
+    """Decoders of one device, shared by all slides, and a thread that runs them.
 
-    The thread starts with the first job.
+    The thread starts with the first job. Streams, workspaces and buffers belong to one batch at a
+    time, which releases them when the device is done with them. They are kept in deques without a
+    lock, as `deque.pop` and `append` are atomic.
 
     Parameters
     ----------
     device : CudaDevice
-        What it decodes on.
+        Device to decode on.
 
     Attributes
     ----------
+    device : CudaDevice
+        The parameter.
     decoding : RLock
-        Held while a decoder works: two threads in one decoder end the process. Batches have
-        streams of their own, so that the device pastes one while it decodes the next.
+        Held while a decoder works: two threads in one decoder of nvImageCodec crash the process.
+        It is not held while the batch's stream finishes, so the device can paste one batch while
+        it decodes the next.
     loader : Loader
-        Brings to the device what needs no decoding.
+        Reads uncompressed tiles and Zarr chunks into device memory.
     jpeg2000 : Jpeg2000Engine
-        Decodes JPEG 2000 without nvImageCodec.
+        Decodes JPEG 2000 with our own kernels.
     """
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # Protects `_thread` and `_reference`; no job is queued after the None that ends a thread.
         self._lock = threading.Lock()
         self.decoding = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -75,7 +84,7 @@ class DecodeWorker:
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
-        """Have a job called with the worker, after those before it."""
+        """Queue a job, which the thread will call with this worker."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="wsigpu-gpu", daemon=True)
@@ -83,7 +92,7 @@ class DecodeWorker:
             self._queue.put(job)
 
     def close(self) -> None:
-        """End the thread after the jobs that were submitted, and let go of its decoders."""
+        """Finish the submitted jobs, end the threads, and release decoders and memory."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -102,41 +111,46 @@ class DecodeWorker:
         self.loader.close()
         self.trim()
 
-    def take_stream(self) -> Stream:
-        """Give out a stream for other work than decoding, to come back by `give_stream`.
+    def acquire_stream(self) -> Stream:
+        """Return a stream for copies and pasting, to be returned by `release_stream`.
 
-        Streams are used again, by all slides: CuPy keeps the memory that was used on each.
+        All slides reuse the same streams, because CuPy keeps a pool of memory for each.
         """
         try:
             return self._streams.pop()
         except IndexError:
             return self.device.new_stream()
 
-    def give_stream(self, stream: Stream) -> None:
-        """Take a stream back."""
+    def release_stream(self, stream: Stream) -> None:
+        """Take back a stream, which may still have work: the next user's work follows it."""
         self._streams.append(stream)
 
-    def take_workspace(self) -> Workspace:
-        """Give out a workspace, which comes back by `give_workspace`."""
+    def acquire_workspace(self) -> Workspace:
+        """Return a workspace for one batch, to be returned by `release_workspace`."""
         try:
             return self._workspaces.pop()
         except IndexError:
             return Workspace(self.device)
 
-    def give_workspace(self, workspace: Workspace) -> None:
-        """Take a workspace back."""
+    def release_workspace(self, workspace: Workspace) -> None:
+        """Take back a workspace that the device no longer uses."""
         workspace.clear()
         self._workspaces.append(workspace)
 
-    def take_buffer(self, size: int) -> memoryview:
-        """Give out page-locked memory for encoded bytes, to come back by `give_buffer`.
+    def acquire_buffer(self, size: int) -> memoryview:
+        """Return page-locked memory for encoded bytes, to be returned by `release_buffer`.
 
-        It is used again, since new memory costs more than to read, and for all slides.
+        All slides reuse the same buffers, because page-locking costs more than reading.
+
+        Parameters
+        ----------
+        size : int
+            Minimum number of bytes.
 
         Raises
         ------
         MemoryError
-            If there is not enough.
+            If the system has no more page-locked memory.
         """
         for _ in range(len(self._buffers)):
             try:
@@ -145,22 +159,22 @@ class DecodeWorker:
                 break
             if len(buffer) >= size:
                 return buffer
-        return self.device.shared(max(SMALLEST_BUFFER, size + size // 4), np.uint8).data
+        return self.device.pinned_array(max(SMALLEST_BUFFER, size + size // 4), np.uint8).data
 
-    def give_buffer(self, buffer: memoryview) -> None:
-        """Take page-locked memory back."""
+    def release_buffer(self, buffer: memoryview) -> None:
+        """Take back a buffer that neither the device nor a decoder reads any more."""
         self._buffers.append(buffer)
 
     def trim(self) -> None:
-        """Free the memory of workspaces and buffers that nobody uses now."""
+        """Free idle workspaces and buffers."""
         self._workspaces.clear()
         self._buffers.clear()
         self.jpeg2000.trim()
 
-    def decode_reference(self, tile: EncodedTile) -> Future[NDArray[Any]]:
-        """Have a tile decoded on the CPU, to be compared; by a thread that is there already.
+    def decode_reference(self, tile: EncodedTile) -> Future[Array]:
+        """Decode a tile on the CPU for the `Verifier`.
 
-        To start one would take as long as to decode the tile.
+        The thread is kept for the next tile, because starting one takes as long as decoding.
         """
         with self._lock:
             if self._reference is None:
@@ -170,15 +184,15 @@ class DecodeWorker:
             )
 
     def start(self, kind: str) -> bool:
-        """Create the decoder of a kind unless it exists; return whether there is one."""
+        """Return whether the device can decode a format; create the decoder on the first call."""
         with self.decoding:
-            own = kind == JPEG2000 and self.jpeg2000.ready()
-            return self.engine(kind) is not None or own
+            by_kernels = kind == JPEG2000 and self.jpeg2000.ready()
+            return self.engine(kind) is not None or by_kernels
 
     def engine(self, kind: str) -> str | None:
-        """Return the name of the path that decodes a kind, None if there is none.
+        """Return the name of nvImageCodec's backend for a format; None if it has none.
 
-        The first time, the decoder is created. The caller holds `decoding`.
+        The decoder is created on the first call. The caller holds `decoding`.
         """
         if kind not in self._decoders:
             try:
@@ -186,34 +200,41 @@ class DecodeWorker:
             except DeviceError as error:
                 self._decoders[kind] = None
                 self._warn(kind, error)
-        made = self._decoders[kind]
-        return None if made is None else made[1]
+        entry = self._decoders[kind]
+        return None if entry is None else entry[1]
 
     def has_tried(self, kind: str) -> bool:
-        """Whether a decoder of a kind was made, or could not be."""
-        own = kind == JPEG2000 and bool(self.jpeg2000.works)
-        return own or kind in self._decoders
+        """Return whether the decoder for a format was created, or could not be."""
+        by_kernels = kind == JPEG2000 and bool(self.jpeg2000.works)
+        return by_kernels or kind in self._decoders
 
-    def made_engine(self, kind: str) -> str | None:
-        """Return what decodes a kind first, from any thread and without making a decoder."""
+    def active_engine(self, kind: str) -> str | None:
+        """Return the name of the decoder tried first, None until it is created; never blocks."""
         if kind == JPEG2000 and self.jpeg2000.works:
             return KERNELS
-        made = self._decoders.get(kind)
-        return None if made is None else made[1]
+        entry = self._decoders.get(kind)
+        return None if entry is None else entry[1]
 
     def decode(
         self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]
     ) -> list[bool]:
-        """Decode code streams into images; return which of them worked.
+        """Decode code streams to images; return whether each was decoded.
 
-        If nothing works, as when memory runs out or one stream spoils the batch, smaller parts
-        are tried. The caller holds `decoding`.
+        nvImageCodec can fail for a whole batch because memory is short or one stream is broken. The
+        halves of the batch are then tried separately, and so on. The caller holds `decoding`.
+
+        Parameters
+        ----------
+        kind : {"jpeg", "jpeg2000"}
+            Format of the streams.
+        streams, images : ndarray of uint64, shape (streams,)
+            Handles of nvImageCodec.
         """
-        made = self._decoders[kind] if len(streams) and self.engine(kind) else None
-        if made is None:
+        entry = self._decoders[kind] if len(streams) and self.engine(kind) else None
+        if entry is None:
             return [False] * len(streams)
         try:
-            decoded = made[0].decode(streams, images)
+            decoded = entry[0].decode(streams, images)
         except RuntimeError as error:
             decoded = [False] * len(streams)
             if len(streams) == 1:
@@ -229,14 +250,13 @@ class DecodeWorker:
     def _warn(self, kind: str, error: Exception) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            logger.warning(
-                "What '%s' can't decode is decoded on the CPU: %s", self.device.name, error
-            )
+            sentence = "Tiles that '%s' cannot decode are decoded on the CPU: %s"
+            logger.warning(sentence, self.device.name, error)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
                 job(self)
-            except Exception:  # or no later job would ever run
+            except Exception:  # the thread must survive, or no later job would run
                 logger.exception("A job on '%s' failed", self.device.name)
             del job

@@ -1,1 +1,1 @@
-"""JPEGs, and other code streams that nvImageCodec decodes."""
+"""JPEG tiles, and all code streams that nvImageCodec decodes."""

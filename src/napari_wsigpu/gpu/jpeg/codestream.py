@@ -1,4 +1,4 @@
-"""Tiles as code streams for nvImageCodec: which it can take, how, and where their pixels go."""
+"""Recipes for decoding levels on a GPU, and code streams for nvImageCodec."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
+from napari_wsigpu.codecs.compressions import storage_name
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.jpeg2000 import is_transformed, may_be_ycbcr
-from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
@@ -17,31 +17,36 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.device import Slots, Stream
+    from napari_wsigpu.gpu.device.interfaces import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.model.layout import LevelLayout
 
+# DRI and APP14 (Adobe). Decoders forget them at each SOI, so they can't be among shared tables.
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
+# Bytes of SOC and SIZ (T.800, A.5.1) up to the components.
 SIZE_HEADER, MOST_COMPONENTS = 42, 3
-# Of JPEG 2000: what our kernels take, and what nvImageCodec is asked for.
+# Sample types and interleaved channels of JPEG 2000 that our kernels decode.
 KERNEL_TYPES, MOST_INTERLEAVED = ("uint8", "uint16", "int16"), 4
+# The same for nvImageCodec: sample types, and its sample format and color spec for each number of
+# channels.
 LIBRARY_TYPES = ("uint8", "uint16")
 COLORS = {1: ("I_Y", "GRAY"), 3: ("I_RGB", "SRGB")}
 
 
 class Recipe(NamedTuple):
-    """How a GPU has to decode the tiles of a level.
+    """How a GPU decodes the tiles of a level.
 
     Attributes
     ----------
     kind : {"jpeg", "jpeg2000"}
-        The decoder.
+        Format of the tiles.
     sample_format, color_spec : str
-        Names of what to ask nvImageCodec for, so that stored samples come out as they are meant;
-        empty if only our kernels decode them.
+        nvImageCodec's names for the output that leaves the stored samples unchanged; empty if only
+        our kernels can decode the tiles.
     convert : bool
-        Whether the samples are YCbCr afterwards; of JPEG 2000, unless `is_transformed`.
+        Whether the decoded samples are YCbCr. JPEG 2000 tiles for which `is_transformed` is true
+        are RGB nevertheless.
     """
 
     kind: str
@@ -51,11 +56,11 @@ class Recipe(NamedTuple):
 
     @property
     def by_library(self) -> bool:
-        """Whether nvImageCodec can decode them."""
+        """Whether nvImageCodec can decode the tiles."""
         return bool(self.sample_format)
 
 
-# Asked for YCbCr, nvImageCodec leaves the stored components alone, whatever they are.
+# If YCbCr is requested, nvImageCodec never converts the stored components, not even RGB.
 JPEG_RECIPES = {
     "gray": Recipe("jpeg", "I_Y", "GRAY"),
     "stored": Recipe("jpeg", "P_YUV", "SYCC"),
@@ -63,12 +68,12 @@ JPEG_RECIPES = {
 }
 
 
-# A level's tables of tiles take megabytes: none is kept longer than its slide.
+# Weak keys, because the tile tables of a level take megabytes and must be freed with the slide.
 _recipes: WeakKeyDictionary[LevelLayout, Recipe | str] = WeakKeyDictionary()
 
 
-def recipe(level: LevelLayout) -> Recipe | str:
-    """Return how a GPU decodes tiles of a level, or why it can't."""
+def recipe_for(level: LevelLayout) -> Recipe | str:
+    """Return how a GPU decodes the tiles of a level, or the reason why it cannot."""
     found = _recipes.get(level)
     if found is None:
         found = _recipes[level] = _recipe(level)
@@ -79,7 +84,7 @@ def _recipe(level: LevelLayout) -> Recipe | str:
     encoding = level.encoding
     name = storage_name(level)
     if level.library is not None:
-        return "it reads what has no decoder here"
+        return "this plugin has no decoder for its format"
     if level.array is None and encoding.compression == COMPRESSION.NONE:
         return "its tiles are uncompressed"
     if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
@@ -87,7 +92,9 @@ def _recipe(level: LevelLayout) -> Recipe | str:
     if encoding.jpeg_header is not None:
         return "its tiles are parts of one large JPEG"
     if encoding.table is not None:
-        return "its pixels are numbers of a palette's colours, or share bytes"
+        return "its pixels are palette indices, or share bytes"
+    if encoding.kept_sample is not None:
+        return "only one of its samples is shown"
     if level.grid.sizes is not None:
         return "its tiles are of different sizes"
     if encoding.compression in JPEG_2000:
@@ -99,15 +106,15 @@ def _recipe(level: LevelLayout) -> Recipe | str:
     if encoding.dtype != "uint8":
         return f"JPEG of {encoding.dtype} is decoded on the CPU only"
     if encoding.jpeg_color not in JPEG_RECIPES:
-        return f"JPEG of these colours ({encoding.jpeg_color}) is decoded on the CPU only"
+        return f"JPEG with these colors ({encoding.jpeg_color}) is decoded on the CPU only"
     tables = encoding.jpeg_tables[0] or b""
     if any(marker in tables for marker in FORGOTTEN):
-        return "its JPEG tables hold what a decoder forgets before each tile"
+        return "its JPEG tables contain segments that decoders reset before each tile"
     if len(tables) > LONGEST_HEADER:
         return "its JPEG tables are too long"
     found = JPEG_RECIPES[encoding.jpeg_color]
     if (level.channels == 1) != (found.sample_format == "I_Y"):
-        return "its JPEG colours contradict its channels"
+        return "its JPEG colors contradict its channels"
     return found
 
 
@@ -125,19 +132,21 @@ def _recipe_jpeg2000(level: LevelLayout, name: str) -> Recipe | str:
     return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 
-class Prepared(ABC):
-    """Code streams of a batch's tiles, and the way of their pixels to the tiles' places.
+class PreparedBatch(ABC):
+    """Code streams of a batch, and the steps that turn them into the pixels of tiles.
+
+    The steps are called in the order `set_targets`, `decode`, `finish`, `doubtful`.
 
     Attributes
     ----------
     kind : {"jpeg", "jpeg2000"}
-        The decoder.
+        Format of the tiles.
     work : Workspace
-        What they lie in.
+        Owner of the handles and memory; lent to the batch until its stream is done.
     groups : list of list of int
-        Indices of the tiles in each code stream. Tiles that are in none are for the CPU.
+        Indices of the tiles in each code stream. The CPU decodes tiles that are in none.
     joins : bool
-        Whether tiles are joined, so that one can lead the decoder astray for others.
+        Whether code streams contain several tiles, so that a damaged tile can spoil its neighbors.
     """
 
     kind: ClassVar[str]
@@ -146,98 +155,102 @@ class Prepared(ABC):
     groups: list[list[int]]
 
     @abstractmethod
-    def describe(self, addresses: Sequence[int], stream: Stream) -> None:
-        """Say where each stream has to be decoded to.
+    def set_targets(self, addresses: Sequence[int], stream: Stream) -> None:
+        """Set the device memory to which each code stream is decoded.
 
         Parameters
         ----------
         addresses : sequence of int
-            Places of the batch's tiles.
+            Device addresses of the batch's tiles.
         stream : Stream
-            Which has the pixels.
+            Stream in which the decoded samples become valid.
         """
 
     def decode(self, worker: DecodeWorker) -> list[bool]:
-        """Decode, after `describe`; say of each code stream whether that worked."""
+        """Decode; return for each code stream whether it worked. The caller holds `decoding`."""
         return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
 
     def engine(self, worker: DecodeWorker) -> str:
-        """Return the name of what decodes: a key of `gpu.device.verify.TOLERANCES`."""
+        """Return the name of the decoder: a key of `gpu.device.verify.TOLERANCES`."""
         return worker.engine(self.kind) or ""
 
     @abstractmethod
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
-        """Give the stream what makes decoded samples the tiles' pixels.
+        """Submit the work that turns decoded samples into the pixels of tiles.
 
         Parameters
         ----------
         worked : list of bool
-            Whether each code stream was decoded.
+            Result of `decode`.
         slots : Slots
-            Where the pixels of the batch's tiles are to lie.
-        device, stream
-            What does it.
+            Device memory for the batch's tiles.
+        device : CudaDevice
+            Device of the slots.
+        stream : Stream
+            Stream of `set_targets`.
         """
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
-        """Return tiles that may be wrong, of those that were decoded; after `finish` is done."""
+        """Return the decoded tiles that may be wrong, once the stream is synchronized."""
         return []
 
 
 class Jpeg2000Streams:
-    """Makes a code stream of each JPEG 2000 tile, which decodes to the tile's place.
+    """Passes each JPEG 2000 tile to nvImageCodec as a separate code stream.
 
-    A stream's header is compared with the level before a decoder sees it: nvImageCodec would
-    refuse a whole batch for one tile that is too large, and fill in a smaller one in part.
+    The size in a tile's header is compared with the level first. nvImageCodec would refuse a whole
+    batch because of a tile that is too large, and would not set all pixels if one is too small.
 
     Parameters
     ----------
     level : LevelLayout
-        The level.
-    how : Recipe
-        Its recipe.
+        Level of the tiles.
+    recipe : Recipe
+        How its tiles are decoded.
     """
 
-    def __init__(self, level: LevelLayout, how: Recipe) -> None:
+    def __init__(self, level: LevelLayout, recipe: Recipe) -> None:
         grid = level.grid
         self._shape = (grid.tile_height, grid.tile_width, level.channels)
         self._bits = 8 * level.dtype.itemsize
         self._image = ImageFormat(
-            (self._shape,), level.encoding.dtype, how.sample_format, how.color_spec
+            (self._shape,), level.encoding.dtype, recipe.sample_format, recipe.color_spec
         )
-        self._convert = how.convert
+        self._convert = recipe.convert
 
-    def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> Prepared:
-        """Make code streams of the first `count` tiles of a batch, in its buffer."""
+    def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> PreparedBatch:
+        """Make code streams of the first `count` tiles; they stay in the batch's buffer."""
         return self.prepare_these(batch, range(count), work)
 
     def prepare_these(
         self, batch: EncodedBatch, indices: Iterable[int], work: Workspace
-    ) -> Prepared:
-        """Make code streams of some tiles of a batch."""
-        taken, converted = [], set[int]()
+    ) -> PreparedBatch:
+        """Make code streams of the tiles with these indices; tiles that do not fit are left out."""
+        accepted, converted = [], set[int]()
         starts, lengths = batch.starts[0].tolist(), batch.lengths[0].tolist()
         for index in indices:
             start, length = starts[index], lengths[index]
             head = bytes(batch.view[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)])
             if self._fits(head) and work.streams.add(batch.address + start, length):
-                taken.append(index)
+                accepted.append(index)
                 if self._convert and not is_transformed(batch.view[start : start + length]):
                     converted.add(index)
-        return _SingleTiles(taken, converted, self._image, work)
+        return _SingleTiles(accepted, converted, self._image, work)
 
     def _fits(self, head: bytes) -> bool:
-        """Whether the size header is as the level says."""
+        """Return whether SIZ (T.800, A.5.1) describes one image of the level's tile size."""
         if not head.startswith(b"\xff\x4f\xff\x51") or len(head) < SIZE_HEADER:
             return False
+        # Xsiz, Ysiz, XOsiz, YOsiz, XTsiz and YTsiz, all 32 bits wide.
         right, lower, left, upper, tile_width, tile_height = (
-            int.from_bytes(head[place : place + 4], "big") for place in (8, 12, 16, 20, 24, 28)
+            int.from_bytes(head[start : start + 4], "big") for start in (8, 12, 16, 20, 24, 28)
         )
         components = int.from_bytes(head[40:42], "big")
         end = SIZE_HEADER + 3 * components
-        depths = {head[place : place + 3] for place in range(SIZE_HEADER, end, 3)}
+        # Ssiz, XRsiz and YRsiz of each component: unsigned samples without subsampling.
+        depths = {head[start : start + 3] for start in range(SIZE_HEADER, end, 3)}
         return (
-            # nvImageCodec divides by the extent of the stream's own tiles.
+            # nvImageCodec divides by the size of the stream's own tiles without checking it.
             tile_width > 0
             and tile_height > 0
             and (lower - upper, right - left, components) == self._shape
@@ -246,7 +259,7 @@ class Jpeg2000Streams:
         )
 
 
-class _SingleTiles(Prepared):
+class _SingleTiles(PreparedBatch):
     kind = "jpeg2000"
 
     def __init__(
@@ -255,7 +268,7 @@ class _SingleTiles(Prepared):
         self.groups = [[index] for index in tiles]
         self.work, self._image, self._converted = work, image, converted
 
-    def describe(self, addresses: Sequence[int], stream: Stream) -> None:
+    def set_targets(self, addresses: Sequence[int], stream: Stream) -> None:
         for (index,) in self.groups:
             self.work.images.add(addresses[index], self._image, stream.ptr)
 

@@ -1,13 +1,14 @@
-"""JPEG tiles joined to tall images, so that a few code streams keep all engines of a GPU busy.
+"""JPEG tiles joined into tall images, so that a few code streams keep all engines of a GPU busy.
 
-Restart markers between the tiles' scans (ITU-T T.81, E.1.4) reset the decoder's predictions, so
-that each tile decodes as it does alone.
+Restart markers between the tiles' scans (ITU-T T.81, E.1.4) reset the decoder's DC predictions, so
+each tile decodes as if it were alone. The code streams follow T.81, annex B: a header with DRI, the
+scans of the tiles, each ended by RSTm with m counting modulo 8, the strip, and EOI.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,27 +22,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-    Integers = NDArray[np.int64]
 
 FIRST_RESTART, RESTARTS = 0xD0, 8
 COPYING_THREADS = 4
 
 
 class Stack(NamedTuple):
-    """Tiles that share a header, with what comes before and after their scans.
+    """A code stream of tiles with the same header: everything except the tiles' scans.
 
     Attributes
     ----------
     header : bytes
         Header of the stack.
     size : int
-        How many tiles it has.
+        Number of tiles.
     end : bytes
-        What follows the last tile's marker; empty for a tile alone, which keeps its own marker.
+        Strip and EOI after the last restart marker; empty for a single tile, which ends with EOI.
     marks : tuple of int
-        See `Stacking`.
+        See `codecs.jpeg.Stacking`.
     """
 
     header: bytes
@@ -51,45 +52,52 @@ class Stack(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Where stacks, and the scans of their tiles, lie in a buffer.
+    """Layout of stacks, and of the scans of their tiles, in a buffer.
 
     Attributes
     ----------
     stacks : tuple of Stack
-        The stacks.
+        The stacks, one after another.
     header : bytes
-        What each tile begins with, where it was read from.
+        Header with which every tile starts at its source; it is not copied.
     scans : ndarray of `native.tables.SCAN`, shape (tiles,)
-        Where each tile is read from, and where its scan goes.
+        Position of each tile at its source, and of its scan in the buffer.
     spans : list of (int, int)
-        Where each stack begins and ends.
+        Start and end of each stack in the buffer.
     """
 
     stacks: tuple[Stack, ...]
     header: bytes
-    scans: NDArray[Any]
+    scans: NDArray[np.void]
     spans: list[tuple[int, int]]
 
     @property
     def end(self) -> int:
-        """Where the last stack ends."""
+        """End of the last stack."""
         return self.spans[-1][1]
 
     def write_ends(self, buffer: memoryview) -> None:
-        """Write what is around the scans: the header and the end of each stack."""
-        for stack, (begin, end) in zip(self.stacks, self.spans, strict=True):
-            buffer[begin : begin + len(stack.header)] = stack.header
+        """Write the bytes around the scans: the header and end of each stack."""
+        for stack, (start, end) in zip(self.stacks, self.spans, strict=True):
+            buffer[start : start + len(stack.header)] = stack.header
             buffer[end - len(stack.end) : end] = stack.end
 
     def copy(self, source: EncodedBatch, buffer: NDArray[np.uint8]) -> bool:
-        """Put stacks together of tiles in memory.
+        """Copy the scans of tiles in memory to a buffer, and write the bytes around them.
+
+        Parameters
+        ----------
+        source : EncodedBatch
+            Batch with the encoded tiles.
+        buffer : ndarray of uint8
+            Target; holds at least `end` bytes.
 
         Returns
         -------
         bool
-            False if a tile does not begin with the header, or end with EOI.
+            False if a tile does not start with the header or does not end with EOI.
         """
-        # The core also refuses headers that are longer than it has room for.
+        # The core refuses headers that are longer than its buffer; Python copies those tiles.
         copied = native.core is not None and native.core.read_scans(
             self.scans,
             self.header,
@@ -104,29 +112,29 @@ class Joined(NamedTuple):
     def _copy_in_python(self, source: memoryview, buffer: memoryview) -> bool:
         skipped = len(self.header)
         for offset, length, place, marker, _ in self.scans.tolist():
-            begin, end, past = offset + skipped, offset + length, place + length - skipped
-            if source[offset:begin] != self.header or source[end - 2 : end] != END_OF_IMAGE:
+            start, end, past = offset + skipped, offset + length, place + length - skipped
+            if source[offset:start] != self.header or source[end - 2 : end] != END_OF_IMAGE:
                 return False
-            buffer[place:past] = source[begin:end]
+            buffer[place:past] = source[start:end]
             buffer[past - 1] = marker
         return True
 
 
 class StackedBatch(EncodedBatch):
-    """Tiles that were joined to stacks as they were read; each is put together again for a CPU.
+    """Tiles that were joined into stacks while they were read; the CPU gets them separately.
 
     Parameters
     ----------
     level : LevelLayout
-        The level.
+        Level of the tiles.
     tiles : ndarray of int64, shape (tiles, 2)
-        Row and column of each.
+        Row and column of each tile.
     buffer : memoryview
-        The stacks, in page-locked memory.
+        Page-locked memory with the stacks; owned by the batch until it is released.
     joined : Joined
-        Where they lie in it; kept as `stacked`.
+        Layout of the buffer; kept as `stacked`.
     background : float
-        Value of pixels that the file does not hold.
+        Value of pixels that the file does not contain.
     """
 
     def __init__(
@@ -143,8 +151,8 @@ class StackedBatch(EncodedBatch):
         super().__init__(level, tiles, buffer, starts, lengths, lengths > 0, background)
 
     def part(self, indices: Sequence[int]) -> EncodedBatch:
-        """Return some of the tiles as they were stored, in a buffer of their own."""
-        segments = [self[index].segments[0] for index in indices]
+        """Return some of the tiles as they were stored, in a new buffer."""
+        segments = [self[index].segments[0] or b"" for index in indices]
         lengths = np.array([[len(segment) for segment in segments]], np.int64)
         starts = np.cumsum(lengths, axis=1) - lengths
         chosen, buffer = self.tiles[np.array(indices, np.int64)], b"".join(segments)
@@ -158,55 +166,55 @@ class StackedBatch(EncodedBatch):
 
 
 def cut(count: int, most: int) -> list[int]:
-    """Return where so many tiles are cut into stacks of at most so many, and their end."""
+    """Split tiles into as few stacks as possible; return the first tile of each, and `count`."""
     stacks = -(-count // most)
     return [number * count // stacks for number in range(stacks + 1)]
 
 
 def join(
-    stacks: tuple[Stack, ...], header: bytes, offsets: Integers, lengths: Integers, begin: int = 0
+    stacks: tuple[Stack, ...], header: bytes, offsets: Integers, lengths: Integers, start: int = 0
 ) -> Joined:
-    """Plan where stacks go in a buffer, one after another.
+    """Lay out stacks in a buffer, one after another.
 
     Parameters
     ----------
     stacks : tuple of Stack
         The stacks.
     header : bytes
-        What each tile begins with.
+        Header with which every tile starts at its source.
     offsets, lengths : ndarray of int64, shape (tiles,)
-        Where each tile is read from.
-    begin : int
-        Where the first stack goes.
+        Position and length of each tile at its source.
+    start : int
+        Offset of the first stack in the buffer.
     """
     frame = _frame(stacks)
     scans = np.empty(len(offsets), SCAN)
     scans["offset"], scans["length"], scans["marker"] = offsets, lengths, frame.markers
     sizes = lengths - len(header)
-    ends = begin + frame.gaps + np.cumsum(sizes)
+    ends = start + frame.gaps + np.cumsum(sizes)
     scans["place"] = ends - sizes
     firsts = scans["place"][frame.firsts] - frame.before
-    past = ends[frame.lasts] + frame.behind
+    past = ends[frame.lasts] + frame.after
     return Joined(stacks, header, scans, list(zip(firsts.tolist(), past.tolist(), strict=True)))
 
 
 class _Frame(NamedTuple):
-    """What surrounds the scans of stacks.
+    """Positions and sizes of the bytes around scans, which depend on the stacks only.
 
     Attributes
     ----------
-    firsts, lasts, before, behind : ndarray of int64, shape (stacks,)
-        First and last scan of each stack, and the bytes before and behind these.
+    firsts, lasts, before, after : ndarray of int64, shape (stacks,)
+        Index of the first and last scan of each stack, and bytes of the stack before and after.
     gaps : ndarray of int64, shape (scans,)
-        Bytes before each scan that belong to no scan.
+        Total number of bytes before each scan that belong to no scan.
     markers : ndarray of int32, shape (scans,)
-        Codes of the markers that end the scans.
+        Second byte of the marker that ends each scan.
     """
 
     firsts: Integers
     lasts: Integers
     before: Integers
-    behind: Integers
+    after: Integers
     gaps: Integers
     markers: NDArray[np.int32]
 
@@ -215,13 +223,13 @@ class _Frame(NamedTuple):
 def _frame(stacks: tuple[Stack, ...]) -> _Frame:
     counts = np.array([stack.size for stack in stacks], np.int64)
     before = np.array([len(stack.header) for stack in stacks], np.int64)
-    behind = np.array([len(stack.end) for stack in stacks], np.int64)
+    after = np.array([len(stack.end) for stack in stacks], np.int64)
     past = np.cumsum(counts)
     firsts = past - counts
     gaps = np.zeros(int(counts.sum()), np.int64)
     gaps[firsts] = before
-    gaps[firsts[1:]] += behind[:-1]
+    gaps[firsts[1:]] += after[:-1]
     numbers = np.arange(len(gaps)) - np.repeat(firsts, counts)
-    alone = np.repeat(behind == 0, counts)
-    markers = np.where(alone, END_OF_IMAGE[1], FIRST_RESTART + numbers % RESTARTS)
-    return _Frame(firsts, past - 1, before, behind, np.cumsum(gaps), markers.astype(np.int32))
+    single = np.repeat(after == 0, counts)
+    markers = np.where(single, END_OF_IMAGE[1], FIRST_RESTART + numbers % RESTARTS)
+    return _Frame(firsts, past - 1, before, after, np.cumsum(gaps), markers.astype(np.int32))

@@ -1,4 +1,4 @@
-"""The ways in which nvImageCodec decodes JPEG, and a trial of them."""
+"""nvImageCodec's backends for JPEG, and a trial that shows which of them work here."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import TYPE_CHECKING, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg import MOST_ROWS
-from napari_wsigpu.gpu.jpeg.library import HARDWARE, HYBRID
-from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
+from napari_wsigpu.codecs.jpeg import MAX_ROWS
+from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.nvimagecodec_library import HARDWARE, HYBRID
 
 if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
+    from napari_wsigpu.gpu.jpeg.nvimagecodec_library import LibraryDecoder
 
+# Environment variable that restricts the choice to one of `JPEG_ENGINES`.
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
 
 
 class JpegEngine(NamedTuple):
-    """How nvImageCodec decodes JPEG.
+    """A backend of nvImageCodec for JPEG, and how to keep it busy.
 
     Attributes
     ----------
     backend : int
-        What it calls the way.
+        nvImageCodec's number.
     at_once : int
-        Images that keep it busy; each keeps the processor busy for 40 us.
+        Number of images in a batch that keeps it busy. Each image costs 40 µs of processor time.
     tiles : int
-        Fewer tiles than these are not worth an image of their own, unless there is only one.
+        Minimum number of tiles in an image that make this time worthwhile.
     threads : int
-        Of its own that prepare images, 0 for one a core.
+        Number of nvImageCodec's own threads that prepare images; 0 for one on each core.
     """
 
     backend: int
@@ -39,31 +40,47 @@ class JpegEngine(NamedTuple):
     threads: int
 
 
-# A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
-JPEG_ENGINES = {
-    "hardware": JpegEngine(HARDWARE, 7, 8, 4),
-    "hybrid": JpegEngine(HYBRID, 14, 1, 0),
-}
-# What a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
-STACKS, STACK, SUBSAMPLED = 22, (MOST_ROWS, 256), 3
+# GPUs have up to 7 JPEG engines. Waking more than 4 threads for them takes longer than it saves.
+JPEG_ENGINES = {"hardware": JpegEngine(HARDWARE, 7, 8, 4), "hybrid": JpegEngine(HYBRID, 14, 1, 0)}
+# Number and size of the stacks of a thousand tiles, and nvImageCodec's number for 4:2:0.
+STACKS, STACK, SUBSAMPLED = 22, (MAX_ROWS, 256), 3
+# Test images: height of the pattern that is repeated, JPEG quality, and how often they are decoded.
 SIDE, QUALITY, ROUNDS = 64, 75, 2
-# Without it, images of less than a million pixels keep the processor busy instead.
+# Otherwise the CPU would decode the Huffman codes of images below a million pixels.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 
 
 def decodes(device: CudaDevice, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:
-    """Decode so many pictures that have as many bytes as those of tissue have.
+    """Return whether a decoder decodes test images, and let it allocate memory for larger batches.
 
-    The decoder takes memory for the largest ones that there were, once for each of its turns.
+    Each of a decoder's alternating buffers stays as large as the largest images so far required.
+    The test images therefore have as many encoded bytes as tissue.
+
+    Parameters
+    ----------
+    device : CudaDevice
+        Device of the decoder.
+    decoder : LibraryDecoder
+        Decoder to try.
+    count : int
+        Number of images.
+    size : tuple of (int, int)
+        Height and width of each image in pixels.
+
+    Raises
+    ------
+    MemoryError
+        If the device does not have enough memory for the decoded images.
     """
     noise = np.random.default_rng(0).integers(100, 156, (SIDE, size[1], 3), dtype=np.uint8)
     pixels = np.resize(noise, (*size, 3))
     encoded = imagecodecs.jpeg8_encode(pixels, level=QUALITY, subsampling="420")
     picture = np.frombuffer(encoded, np.uint8)
-    small = -(-size[0] // 2), -(-size[1] // 2), 1
-    planes = ((*size, 1), small, small)
+    chroma = -(-size[0] // 2), -(-size[1] // 2), 1
+    planes = ((*size, 1), chroma, chroma)
     image = ImageFormat(planes, "uint8", "P_YUV", "SYCC", SUBSAMPLED)
     total = sum(height * width for height, width, _ in planes)
+    # `_memory` is held until the stream is synchronized below.
     address, _memory = device.allocate(count * total)
     stream = device.new_stream()
     streams, images = device.code_streams(), device.images()

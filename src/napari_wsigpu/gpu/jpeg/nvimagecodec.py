@@ -1,52 +1,50 @@
-"""Tiles of one slide, decoded by nvImageCodec."""
+"""`NvImageCodecDecoder`: decodes the tiles of one slide on a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.jpeg.batch import GpuBatch
-from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
-from napari_wsigpu.gpu.jpeg.stack import JpegStreams
-from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe_for
+from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
+from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_tiles import Jpeg2000Tiles
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from napari_wsigpu.codecs.cpu import HostSlots
-    from napari_wsigpu.codecs.decoder import Decoder, Deliver, EncodedBatch
-    from napari_wsigpu.gpu.device.device import Slots, Stream
+    from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
+    from napari_wsigpu.gpu.device.interfaces import Slots, Stream
     from napari_wsigpu.gpu.device.verify import Verifier
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.gpu.jpeg.joining import StackedBatch
+    from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-    Maker = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
+    Preparer = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
 
-NO_KERNELS = "the kernels that decode such JPEG 2000 can't be compiled here"
+NO_KERNELS = "the kernels for this kind of JPEG 2000 cannot be compiled here"
 
 
 @dataclass(frozen=True, eq=False)
 class NvImageCodecDecoder:
-    """Decodes the tiles of one slide on a device, and what the device can't on the CPU.
+    """Decodes the tiles of one slide on a device, or on the CPU if the device cannot decode them.
 
     Parameters
     ----------
     worker : DecodeWorker
-        Runs the batches; shared by all slides on the device.
-    cpu : Decoder
-        Decodes what the device can't.
+        Worker of the device, shared by all slides.
+    cpu : CpuDecoder
+        Decoder for the other tiles.
     verifier : Verifier
-        Proves that the device's pixels are right.
+        Compares the first tiles of the slide with the CPU's.
     """
 
     worker: DecodeWorker
-    cpu: Decoder[HostSlots]
+    cpu: CpuDecoder
     verifier: Verifier
-    _makers: dict[LevelLayout, Maker | str] = field(default_factory=dict, init=False)
+    _preparers: dict[LevelLayout, Preparer | str] = field(default_factory=dict, init=False)
 
     def schedule(
         self,
@@ -63,19 +61,19 @@ class NvImageCodecDecoder:
         Parameters
         ----------
         batch : EncodedBatch
-            The tiles.
+            Encoded tiles; the decoder releases the batch when it is done.
         slots : Slots
-            Where each is decoded to.
+            Device memory for the decoded tiles, which the caller keeps pinned.
         deliver : callable
-            Called with the indices of tiles; submits work on them to `stream`. It is called again
-            for tiles that had to be decoded another way.
+            Called with the indices of decoded tiles, to submit work on them to `stream`. It is
+            called again for tiles that the CPU had to decode afterwards.
         stream : Stream
-            The order of all work on the batch.
+            Stream for all work on the batch; `GpuBatch.wait` synchronizes it.
         share : float
-            Part of the tiles that the device decodes; the CPU decodes the others.
+            Fraction of the tiles that the device decodes; the CPU decodes the others.
         at_once : bool
-            Decode in the worker's thread, starting now. Otherwise the caller is about to wait and
-            decodes in its own thread, which saves a change of threads.
+            Start now, in the worker's thread. Otherwise the thread that waits for the batch decodes
+            it, which saves a switch of threads if the caller waits immediately.
         """
         pending = GpuBatch(self, batch, slots, deliver, stream)
         pending.prepare(share)
@@ -83,30 +81,30 @@ class NvImageCodecDecoder:
             self.worker.submit(pending.run)
         return pending
 
-    def read(
-        self, source: ByteSource, level: LevelLayout, tiles: NDArray[np.int64], background: float
+    def read_stacked(
+        self, source: ByteSource, level: LevelLayout, tiles: Integers, background: float
     ) -> StackedBatch | None:
-        """Read tiles of a level as `schedule` has them decoded; see `JpegStreams.read`."""
-        made = self.maker(level)
-        if not isinstance(made, JpegStreams):
+        """Read tiles of a level, joined for `schedule`; see `JpegStreams.read_stacked`."""
+        preparer = self.preparer(level)
+        if not isinstance(preparer, JpegStreams):
             return None
-        return made.read(source, level, tiles, background, self.worker)
+        return preparer.read_stacked(source, level, tiles, background, self.worker)
 
-    def maker(self, level: LevelLayout) -> Maker | str:
-        """Return what makes a level's code streams, or why the CPU decodes it."""
+    def preparer(self, level: LevelLayout) -> Preparer | str:
+        """Return the preparer of a level's tiles, or the reason why the CPU decodes them."""
         if self.verifier.reason is not None:
             return self.verifier.reason
-        made = self._makers.get(level)
-        if made is None:
-            how = recipe(level)
-            made = how if isinstance(how, str) else self._made(level, how)
-            self._makers[level] = made
-        return made
+        preparer = self._preparers.get(level)
+        if preparer is None:
+            recipe = recipe_for(level)
+            preparer = recipe if isinstance(recipe, str) else self._new_preparer(level, recipe)
+            self._preparers[level] = preparer
+        return preparer
 
-    def _made(self, level: LevelLayout, how: Recipe) -> Maker | str:
-        if how.kind == "jpeg":
-            return JpegStreams(level, how)
+    def _new_preparer(self, level: LevelLayout, recipe: Recipe) -> Preparer | str:
+        if recipe.kind == "jpeg":
+            return JpegStreams(level, recipe)
         engine = self.worker.jpeg2000
         if engine.ready():
-            return Jpeg2000Tiles(level, how, engine)
-        return Jpeg2000Streams(level, how) if how.by_library else NO_KERNELS
+            return Jpeg2000Tiles(level, recipe, engine)
+        return Jpeg2000Streams(level, recipe) if recipe.by_library else NO_KERNELS

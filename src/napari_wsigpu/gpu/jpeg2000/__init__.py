@@ -1,1 +1,1 @@
-"""JPEG 2000 on a device: batches of code streams of one form, from packet headers to pixels."""
+"""JPEG 2000 on a device: from the packet headers of code streams to pixels."""

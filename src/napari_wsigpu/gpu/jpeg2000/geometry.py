@@ -1,4 +1,7 @@
-"""Where the samples of a form lie: resolutions, bands, precincts, code blocks, packets."""
+"""Geometry of JPEG 2000 code streams (T.800, annex B), as tables for the kernels.
+
+Resolutions, subbands, precincts, code blocks and packets follow from a main header alone.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,39 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg2000.tables import BAND, BLOCK, COMPONENT, PACKET, PRECINCT
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import BAND, BLOCK, COMPONENT, PACKET, PRECINCT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.jpeg2000.header import Header
+    from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import Header
 
-# Of tables for one form.
+# Limits of the tables of one form.
 MOST_BLOCKS, MOST_PACKETS = 1 << 16, 1 << 18
 
 
 class Lift(NamedTuple):
-    """Lines of a level of planes that are alike, which are made of their two halves.
+    """One-dimensional inverse wavelet transforms of the lines of one resolution (T.800, F.3.6).
+
+    Each line is stored as its low-pass half followed by its high-pass half.
 
     Attributes
     ----------
     plane, planes, plane_size : int
-        First coefficient of the first plane in a tile's; how many there are; how far apart.
+        Offset of the first plane's coefficients within a tile; number of planes (components) that
+        are transformed alike; distance between them.
     pitch : int
-        Coefficients from row to row.
+        Coefficients from one row to the next.
     lines, length : int
-        How many lines, and their length.
+        Number of lines, and samples in each.
     low : int
-        How many of a line's samples are of the low half, which comes first.
+        Number of samples in the low-pass half.
     first : int
-        Where in the line they begin: 0 or 1.
+        Position of the first low-pass sample in the line: 0 or 1.
     down : bool
-        Whether lines are columns.
+        Whether lines are columns rather than rows.
     reversible : bool
-        5/3 instead of 9/7.
+        Whether the wavelet is 5/3 rather than 9/7.
     """
 
     plane: int
@@ -51,24 +57,22 @@ class Lift(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Tables of a form, for kernels.
+    """Tables that describe the code streams of one form.
 
     Attributes
     ----------
     edges : tuple of int
-        (height, width, left, upper) of the picture that is decoded.
+        (height, width, left, upper) of the image.
     blocks, bands, precincts, packets, components : ndarray
-        See `gpu.jpeg2000.tables`.
-    used : ndarray of int32
-        Code blocks that the picture needs.
+        Rows of the types in `gpu.jpeg2000.jpeg2000_tables`.
     lifts : list of Lift
-        The inverse wavelet, in order.
+        Steps of the inverse wavelet, in order.
     nodes : int
-        Of one of a tile's two sets of tag trees.
+        Nodes in each of a tile's two sets of tag trees (inclusion and zero bit planes).
     coefficients : int
-        Of a tile.
+        Coefficients of a tile.
     groups, planes : int
-        Most of any code block.
+        Largest number of groups of 8 by 4 samples, and of bit planes, in a code block.
     """
 
     edges: tuple[int, int, int, int]
@@ -77,7 +81,6 @@ class Geometry(NamedTuple):
     precincts: NDArray[np.void]
     packets: NDArray[np.void]
     components: NDArray[np.void]
-    used: NDArray[np.int32]
     lifts: list[Lift]
     nodes: int
     coefficients: int
@@ -94,6 +97,8 @@ def _shift_up(value: int, bits: int) -> int:
 
 
 class _Rect(NamedTuple):
+    """Edges of a rectangle; `right` and `lower` are exclusive."""
+
     left: int
     upper: int
     right: int
@@ -108,43 +113,43 @@ class _Rect(NamedTuple):
         return max(0, self.lower - self.upper)
 
     def scaled(self, bits: int) -> _Rect:
+        """Return the rectangle at a resolution that is 2**bits times lower (T.800, B-14)."""
         return _Rect(*(_shift_up(edge, bits) for edge in self))
 
     def band(self, level: int, right: int, lower: int) -> _Rect:
-        """Return a band: `level` of the wavelet, and whether it is of high frequency each way."""
+        """Return a subband's rectangle (T.800, B-15). `right`, `lower`: 1 for high-pass, else 0."""
         half = 1 << level - 1 if level else 0
         x, y = right * half, lower * half
         edges = (self.left - x, self.upper - y, self.right - x, self.lower - y)
         return _Rect(*(_shift_up(edge, level) for edge in edges))
 
 
-def plan(header: Header, reduce: int = 0) -> Geometry | str:
-    """Return the tables of a form, or why it can't be decoded here.
+class _Plane(NamedTuple):
+    """A component in a tile: its number and rectangle, offset of its coefficients, row length."""
 
-    Parameters
-    ----------
-    header : Header
-        The main header.
-    reduce : int
-        How many of the finest levels of the wavelet to leave out.
-    """
-    return _Planner(header, reduce).plan()
+    number: int
+    whole: _Rect
+    offset: int
+    pitch: int
+
+
+def plan(header: Header) -> Geometry | str:
+    """Return the tables for a main header, or the reason why it cannot be decoded here."""
+    return _Planner(header).plan()
 
 
 class _Planner:
-    def __init__(self, header: Header, reduce: int) -> None:
-        self._header, self._reduce = header, reduce
+    def __init__(self, header: Header) -> None:
+        self._header = header
         self._blocks: list[tuple[float, ...]] = []
         self._bands: list[tuple[int, ...]] = []
         self._precincts: list[tuple[int, int]] = []
-        # Of each precinct: y, x, component, resolution, and its number.
-        self._places: list[tuple[int, int, int, int, int]] = []
+        # For each precinct: y and x on the reference grid, component, resolution, and its number.
+        self._positions: list[tuple[int, int, int, int, int]] = []
         self._nodes = self._coefficients = 0
 
     def plan(self) -> Geometry | str:
-        header, reduce = self._header, self._reduce
-        if any(coding.levels < reduce for coding in header.coding):
-            return f"it has fewer than {reduce} levels"
+        header = self._header
         lifts: list[tuple[int, Lift]] = []
         components = np.zeros(len(header.components), COMPONENT)
         for number, component in enumerate(header.components):
@@ -154,45 +159,43 @@ class _Planner:
                 _up(header.right, component.across),
                 _up(header.lower, component.down),
             )
-            kept = whole.scaled(reduce)
-            if not kept.width or not kept.height:
+            if not whole.width or not whole.height:
                 return "a component has no samples"
-            plane, pitch = self._coefficients, kept.width
-            self._coefficients += kept.width * kept.height
+            plane = _Plane(number, whole, self._coefficients, whole.width)
+            self._coefficients += whole.width * whole.height
             half = 1 << component.bits - 1
             lowest = -half if component.signed else 0
             components[number] = (
-                *(plane, pitch, kept.width, kept.height, kept.left, kept.upper),
+                *(plane.offset, plane.pitch, whole.width, whole.height, whole.left, whole.upper),
                 *(component.across, component.down, 0 if component.signed else half),
                 *(lowest, lowest + 2 * half - 1, header.coding[number].reversible, 0),
             )
-            if not self._add_component(number, whole, plane, pitch):
+            if not self._add_component(plane):
                 return "it has too many code blocks or precincts"
-            lifts += self._lifts(number, whole, plane, pitch)
+            lifts += self._lifts(plane)
         if len(self._precincts) * header.layers > MOST_PACKETS:
             return "it has too many packets"
         blocks = np.array(self._blocks, BLOCK)
         groups = ((blocks["width"] + 7) // 8) * ((blocks["height"] + 3) // 4)
-        edges = _Rect(*header[:4]).scaled(reduce)
+        left, upper, right, lower = header[:4]
         return Geometry(
-            edges=(edges.height, edges.width, edges.left, edges.upper),
+            edges=(lower - upper, right - left, left, upper),
             blocks=blocks,
             bands=np.array(self._bands, BAND),
             precincts=np.array(self._precincts, PRECINCT),
             packets=self._packets(),
             components=components,
-            used=np.flatnonzero(blocks["used"]).astype(np.int32),
-            lifts=_together(lifts),
+            lifts=_merge_lifts(lifts),
             nodes=self._nodes,
             coefficients=self._coefficients,
             groups=int(groups.max()),
             planes=int(blocks["planes"].max()),
         )
 
-    def _add_component(self, number: int, whole: _Rect, plane: int, pitch: int) -> bool:
-        coding = self._header.coding[number]
+    def _add_component(self, plane: _Plane) -> bool:
+        coding = self._header.coding[plane.number]
         for resolution in range(coding.levels + 1):
-            area = whole.scaled(coding.levels - resolution)
+            area = plane.whole.scaled(coding.levels - resolution)
             if not area.width or not area.height:
                 continue
             wide, high = coding.precincts[resolution]
@@ -202,106 +205,102 @@ class _Planner:
                 return False
             for row in rows:
                 for column in columns:
-                    self._add_precinct(number, resolution, whole, (column, row), plane, pitch)
+                    self._add_precinct(plane, resolution, column, row)
                 if max(len(self._blocks), self._nodes) > MOST_BLOCKS:
                     return False
         return True
 
-    def _add_precinct(
-        self,
-        number: int,
-        resolution: int,
-        whole: _Rect,
-        place: tuple[int, int],
-        plane: int,
-        pitch: int,
-    ) -> None:
+    def _add_precinct(self, plane: _Plane, resolution: int, column: int, row: int) -> None:
+        number, whole, offset, pitch = plane
         header, coding = self._header, self._header.coding[number]
         component, finer = header.components[number], coding.levels - resolution
         wide, high = coding.precincts[resolution]
-        x = max(header.left, (place[0] << wide + finer) * component.across)
-        y = max(header.upper, (place[1] << high + finer) * component.down)
-        self._places.append((y, x, number, resolution, len(self._precincts)))
-        lower = resolution > 0
-        begin = len(self._bands)
-        kinds = [(1, 0), (0, 1), (1, 1)] if lower else [(0, 0)]
-        level = finer + 1 if lower else finer
-        wide, high = wide - lower, high - lower
+        # Position of the precinct on the reference grid, for progressions by position (B.12.1.3).
+        x = max(header.left, (column << wide + finer) * component.across)
+        y = max(header.upper, (row << high + finer) * component.down)
+        self._positions.append((y, x, number, resolution, len(self._precincts)))
+        halved = resolution > 0
+        first = len(self._bands)
+        kinds = [(1, 0), (0, 1), (1, 1)] if halved else [(0, 0)]
+        level = finer + 1 if halved else finer
+        # Subbands have half the resolution of the precinct that they belong to (B.6, B.7).
+        wide, high = wide - halved, high - halved
         for right, down in kinds:
             band = whole.band(level, right, down)
             part = _Rect(
-                max(band.left, place[0] << wide),
-                max(band.upper, place[1] << high),
-                min(band.right, place[0] + 1 << wide),
-                min(band.lower, place[1] + 1 << high),
+                max(band.left, column << wide),
+                max(band.upper, row << high),
+                min(band.right, column + 1 << wide),
+                min(band.lower, row + 1 << high),
             )
             low = whole.scaled(level)
-            # Within the plane, a band lies beside the low one of its level.
-            corner = plane + right * low.width + down * low.height * pitch
-            self._add_band(number, resolution, band, part, corner, pitch, (right, down, level))
-        self._precincts.append((begin, len(self._bands) - begin))
+            # In the plane, a subband follows the low-pass band of its level, to the right, below,
+            # or both.
+            corner = offset + right * low.width + down * low.height * pitch
+            # Move from the band's first coefficient to where its (0, 0) would be.
+            corner -= band.upper * pitch + band.left
+            self._add_band(plane, resolution, part, corner, (right, down))
+        self._precincts.append((first, len(self._bands) - first))
 
     def _add_band(
-        self,
-        number: int,
-        resolution: int,
-        band: _Rect,
-        part: _Rect,
-        corner: int,
-        pitch: int,
-        kind: tuple[int, int, int],
+        self, plane: _Plane, resolution: int, part: _Rect, corner: int, kind: tuple[int, int]
     ) -> None:
+        """Add the code blocks of a precinct in a subband; `kind` is `(right, lower)` of `band`."""
         if not part.width or not part.height:
             return
+        number, _, _, pitch = plane
         header, coding = self._header, self._header.coding[number]
-        precinct, lower = coding.precincts[resolution], resolution > 0
-        wide = min(coding.block[0], precinct[0] - lower)
-        high = min(coding.block[1], precinct[1] - lower)
+        precinct, halved = coding.precincts[resolution], resolution > 0
+        # B.7, equations B-17 and B-18.
+        wide = min(coding.block[0], precinct[0] - halved)
+        high = min(coding.block[1], precinct[1] - halved)
         columns = range(part.left >> wide, _shift_up(part.right, wide))
         rows = range(part.upper >> high, _shift_up(part.lower, high))
         across, down = len(columns), len(rows)
         nodes = across * down
+        # All levels of a tag tree (B.10.2): each halves the one below it.
         while across > 1 or down > 1:
             across, down = (across + 1) // 2, (down + 1) // 2
             nodes += across * down
         self._bands.append((len(self._blocks), len(columns), len(rows), self._nodes, nodes))
         self._nodes += nodes
         planes, scale = self._quantum(number, resolution, kind)
-        used = resolution <= coding.levels - self._reduce
         orientation = 2 if kind[0] and kind[1] else int(kind[0] > 0)
         for row in rows:
             top, bottom = max(part.upper, row << high), min(part.lower, row + 1 << high)
             for column in columns:
                 left, right = max(part.left, column << wide), min(part.right, column + 1 << wide)
-                target = corner + (top - band.upper) * pitch + left - band.left
+                target = corner + top * pitch + left
                 self._blocks.append(
                     (
                         *(target, pitch, right - left, bottom - top, planes, orientation),
-                        *(coding.style, header.shifts[number], coding.reversible, scale, used),
+                        *(coding.style, header.shifts[number], coding.reversible, scale, 0),
                     )
                 )
 
-    def _quantum(
-        self, number: int, resolution: int, kind: tuple[int, int, int]
-    ) -> tuple[int, float]:
-        """Return how many planes a band's coefficients have at most, and half their step."""
+    def _quantum(self, number: int, resolution: int, kind: tuple[int, int]) -> tuple[int, float]:
+        """Return the maximum number of bit planes of a subband, and half a quantization step."""
         header, quanta = self._header, self._header.quanta[number]
+        # Order of the steps in QCD and QCC: LL, then HL, LH and HH of each resolution.
         index = 0 if not resolution else 3 * resolution - 3 + kind[0] + 2 * kind[1]
         if quanta.style == 1:
+            # Derived from the step of LL (E-5).
             exponent, mantissa = quanta.steps[0]
             exponent -= max(0, resolution - 1)
         else:
             exponent, mantissa = quanta.steps[index]
+        # Mb (E-2), and the up-shift of the region of interest (H.1).
         planes = max(0, quanta.guard + exponent - 1) + header.shifts[number]
         bits = header.components[number].bits
-        # What a band's filter gains is in the wavelet's factors.
+        # E-3 without the gain of the subband, which LOW and HIGH in wavelet.cu include.
         step = (1 + mantissa / 2048) * 2.0 ** (bits - exponent)
         return planes, step / 2
 
-    def _lifts(self, number: int, whole: _Rect, plane: int, pitch: int) -> list[tuple[int, Lift]]:
+    def _lifts(self, plane: _Plane) -> list[tuple[int, Lift]]:
+        number, whole, offset, pitch = plane
         coding = self._header.coding[number]
         found = []
-        for finer in range(coding.levels - 1, self._reduce - 1, -1):
+        for finer in range(coding.levels - 1, -1, -1):
             area, low = whole.scaled(finer), whole.scaled(finer + 1)
             if not area.width or not area.height:
                 continue
@@ -309,13 +308,14 @@ class _Planner:
                 sizes = area.height, area.width, low.width, area.left & 1
                 if down:
                     sizes = area.width, area.height, low.height, area.upper & 1
-                lift = Lift(plane, 1, 0, pitch, *sizes, down, coding.reversible)
+                lift = Lift(offset, 1, 0, pitch, *sizes, down, coding.reversible)
                 found.append((finer, lift))
         return found
 
     def _packets(self) -> NDArray[np.void]:
-        """Return which precinct and layer each packet is of, in their order."""
+        """Return the precinct and layer of each packet, in the order of B.12.1."""
         layers = range(self._header.layers)
+        # LRCP, RLCP, RPCL, PCRL, CPRL; p is the number of the precinct.
         orders = (
             lambda y, x, c, r, p, layer: (layer, r, c, p),
             lambda y, x, c, r, p, layer: (r, layer, c, p),
@@ -324,13 +324,13 @@ class _Planner:
             lambda y, x, c, r, p, layer: (c, y, x, r, p, layer),
         )
         order = orders[self._header.progression]
-        packets = [(*place, layer) for place in self._places for layer in layers]
+        packets = [(*position, layer) for position in self._positions for layer in layers]
         packets.sort(key=lambda packet: order(*packet))
         return np.array([packet[4:] for packet in packets], PACKET)
 
 
-def _together(lifts: list[tuple[int, Lift]]) -> list[Lift]:
-    """Let planes that are alike be lifted at once; each lift is given with its level."""
+def _merge_lifts(lifts: list[tuple[int, Lift]]) -> list[Lift]:
+    """Merge equal lifts of equally spaced planes; each lift is given with its level."""
     found: list[Lift] = []
     by_kind: dict[tuple[int, ...], list[Lift]] = {}
     for level, lift in lifts:

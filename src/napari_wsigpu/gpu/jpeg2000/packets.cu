@@ -1,10 +1,14 @@
-// Packet headers (tier 2): where the coded bytes of each code block lie. A block of threads is a
-// tile; its first thread reads, since a packet begins where the one before it ends.
+// Packet headers (tier 2: T.800, B.9 and B.10): find the coded bytes of each code block. A block of
+// threads processes one tile at a time: all threads clear its memory, then the first one reads all
+// packets, because each packet starts where the one before it ends.
 
+// More zero bit planes than any coefficient can have: a limit for damaged streams.
 #define MOST_ZERO_PLANES 80
+// Value of a tag tree's node before it has been coded.
 #define UNKNOWN 0x7fff
 
-// Bits of packet headers: after a byte of ones, the next one has seven.
+// Bits of packet headers. After a byte of 255, the most significant bit of the next one is stuffed
+// and skipped (B.10.1). Bits beyond the end are 0 and set `beyond`.
 struct Bits {
     const unsigned char *at, *end;
     unsigned byte;
@@ -24,7 +28,7 @@ struct Bits {
         while (count-- > 0) value = value << 1 | next();
         return value;
     }
-    // Go to the next whole byte.
+    // Go to the next byte boundary. If the last byte is 255, a stuffed byte follows.
     __device__ void align() {
         if (byte == 255) {
             beyond |= at >= end;
@@ -40,8 +44,9 @@ __device__ unsigned big_endian(const unsigned char *at, int bytes) {
     return value;
 }
 
-// Whether the value of a leaf is below a threshold. A node is a value, and in its upper half what
-// is known to be the least.
+// Decode a tag tree (B.10.2) as far as necessary to tell whether a leaf's value is below a
+// threshold. The lower half of a node is its value, UNKNOWN until it is reached, and the upper half
+// is the least value that is still possible. Levels are stored from the leaves to the root.
 __device__ bool below(unsigned *nodes, const Band &band, int leaf, int threshold, Bits &bits) {
     const int x = leaf % band.wide, y = leaf / band.wide;
     int depth = 0, level = band.nodes;
@@ -62,6 +67,7 @@ __device__ bool below(unsigned *nodes, const Band &band, int leaf, int threshold
     return value < threshold;
 }
 
+// Decode the number of coding passes (table B.4).
 __device__ int count_passes(Bits &bits) {
     if (!bits.next()) return 1;
     if (!bits.next()) return 2;
@@ -72,20 +78,21 @@ __device__ int count_passes(Bits &bits) {
     return 37 + bits.number(7);
 }
 
-// How many passes the codeword segment that comes next has at most.
+// Return how many coding passes the next codeword segment can contain (D.4.2 and D.6, table D.9);
+// `passes` have been coded before. 109 is more than code blocks with MOST_PLANES can have.
 __device__ int segment_passes(int style, int passes) {
     if (style & TERMINATE_ALL) return 1;
     if (!(style & BYPASS)) return 109;
     return passes < 10 ? 10 - passes : passes % 3 == 1 ? 2 : 1;
 }
 
-// Compares headers with the batch's: what their segments say has to be the same, comments and tables
-// of lengths need not.
+// Compares a tile's headers with those of the form, of which `matched` bytes were found so far. All
+// segments have to be equal except those that are SKIPPED in jpeg2000_header.py.
 struct Form {
     const unsigned char *text;
-    int length, known;
+    int length, matched;
 
-    // Go behind a segment, which is before `end`; return what is wrong.
+    // Skip one segment, which has to end before `end`; return the status.
     __device__ int pass(const unsigned char *&at, const unsigned char *end) {
         if (end - at < 4) return CUT;
         const unsigned marker = big_endian(at, 2), size = 2 + big_endian(at + 2, 2);
@@ -93,23 +100,23 @@ struct Form {
         const bool skipped = marker == 0xff64 || marker == 0xff55 || marker == 0xff57 ||
                              marker == 0xff58 || marker == 0xff63;
         if (!skipped) {
-            if (size > length - known) return OTHER_FORM;
+            if (size > length - matched) return OTHER_FORM;
             for (unsigned i = 0; i < size; ++i)
-                if (at[i] != text[known + i]) return OTHER_FORM;
-            known += size;
+                if (at[i] != text[matched + i]) return OTHER_FORM;
+            matched += size;
         }
         at += size;
         return FINE;
     }
 };
 
-// Goes from one part of a tile to the next.
+// Reads the tile-parts of a tile one by one. The packets of each are between `at` and `end`.
 struct Parts {
     const unsigned char *at, *end, *stop;
     Form form;
 
-    // Skip the main header; return what is wrong.
-    __device__ int begin() {
+    // Skip the main header, up to the first SOT; return the status.
+    __device__ int open_stream() {
         if (stop - at < 2 || big_endian(at, 2) != 0xff4f) return OTHER_FORM;
         for (at += 2; stop - at >= 2;) {
             if (big_endian(at, 2) == 0xff90) {
@@ -120,11 +127,11 @@ struct Parts {
         }
         return CUT;
     }
-    // Skip the header of a part; return what is wrong.
+    // Skip the header of a tile-part (A.4.2), from SOT to SOD; return the status.
     __device__ int open() {
         if (stop - at < 12 || big_endian(at, 4) != 0xff90000a || big_endian(at + 4, 2)) return CUT;
         const unsigned length = big_endian(at + 6, 4);
-        // A part of no length goes on to the end's marker.
+        // If Psot is 0, the tile-part extends to EOC.
         end = stop - 2;
         if (length) {
             if (length < 14 || length > stop - at) return CUT;
@@ -133,20 +140,21 @@ struct Parts {
         for (at += 12; end - at >= 2;) {
             if (big_endian(at, 2) == 0xff93) {
                 at += 2;
-                return form.known == form.length ? FINE : OTHER_FORM;
+                return form.matched == form.length ? FINE : OTHER_FORM;
             }
             if (const int wrong = form.pass(at, end)) return wrong;
         }
         return CUT;
     }
-    // Behind the part that was read last is the end, or one more part; return what is wrong.
+    // Check that EOC or another SOT follows the tile-part; return the status.
     __device__ int close() const {
         const unsigned marker = stop - end < 2 ? 0 : big_endian(end, 2);
         return marker == 0xffd9 || marker == 0xff90 ? FINE : CUT;
     }
 };
 
-// What a tile's headers have told so far.
+// State of a tile while its packet headers are read. nodes: the tag trees for inclusion, then those
+// for zero bit planes, `tree` nodes later; used, most: records in use, and how many there are.
 struct Headers {
     const Block *blocks;
     BlockState *states;
@@ -155,11 +163,12 @@ struct Headers {
     int tree, used, most;
     Bits bits;
 
-    // What a packet's header says of one code block; return what is wrong.
+    // Read what a packet's header says about one code block (B.10.4 to B.10.7); return the status.
     __device__ int read_block(const Band &band, int leaf, int layer) {
         const Block &block = blocks[band.first + leaf];
         BlockState &state = states[band.first + leaf];
         if (!state.length_bits) {
+            // Not included before: the inclusion tree has the first layer that includes it.
             if (!below(nodes + band.tree, band, leaf, layer + 1, bits)) return FINE;
             int zero = 0;
             while (!below(nodes + tree + band.tree, band, leaf, zero + 1, bits))
@@ -171,9 +180,11 @@ struct Headers {
             return FINE;
         }
         int passes = count_passes(bits);
+        // Lblock grows by one for each 1 bit (B.10.7.1).
         while (bits.next())
             if (++state.length_bits > 32 || bits.beyond) return DAMAGED;
         if (state.passes + passes > 3 * state.planes - 2) return DAMAGED;
+        // One length for each codeword segment that the passes belong to (B.10.7.2).
         while (passes > 0) {
             if (used == most) return DAMAGED;
             const bool starts = !state.room;
@@ -198,23 +209,25 @@ struct Headers {
     }
 };
 
-// Whether a marker is at a place, or was not asked for.
 __device__ bool is_marker(const unsigned char *at, const unsigned char *end, unsigned marker) {
     return end - at >= 2 && big_endian(at, 2) == marker;
 }
 
+// Read one packet: its header, and the positions of the bytes that follow (B.9); return the status.
 __device__ int read_packet(const Packet &packet, const Precinct &precinct, const Band *bands,
                            int style, Headers &headers, Parts &parts,
                            const unsigned char *encoded) {
     while (parts.at == parts.end)
         if (const int wrong = parts.open()) return wrong;
+    // SOP (A.8.1) is optional even if the packet style allows it.
     if (style & PACKET_STARTS && is_marker(parts.at, parts.end, 0xff91)) {
         if (parts.end - parts.at < 6) return CUT;
         parts.at += 6;
     }
-    const int begin = headers.used;
+    const int first_record = headers.used;
     Bits &bits = headers.bits;
     bits = Bits{parts.at, parts.end, 0, 0, false};
+    // The first bit is 0 for an empty packet.
     if (bits.next())
         for (int i = 0; i < precinct.count; ++i) {
             const Band &band = bands[precinct.first + i];
@@ -224,8 +237,9 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     bits.align();
     if (bits.beyond) return CUT;
     parts.at = bits.at;
+    // EPH (A.8.2).
     if (style & HEADER_ENDS && is_marker(parts.at, parts.end, 0xff92)) parts.at += 2;
-    for (int i = begin; i < headers.used; ++i) {
+    for (int i = first_record; i < headers.used; ++i) {
         Record &record = headers.records[i];
         if (record.length > parts.end - parts.at) return CUT;
         record.offset = parts.at - encoded;
@@ -234,8 +248,10 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     return FINE;
 }
 
-// starts, lengths: of each tile's code stream in `encoded`. header: what each has to say, see Form.
-// tree: nodes of one of a tile's two sets of tag trees. records: so many a tile.
+// Read the packet headers of all tiles. starts, lengths: each tile's code stream in `encoded`;
+// header: the segments that its headers must have, see Form; tree: nodes in each of a tile's two
+// sets of tag trees; record_count: records for each tile; status: result for each tile. Also clears
+// `buckets`.
 extern "C" __global__ void read_packets(const unsigned char *encoded,
                                         const unsigned long long *starts,
                                         const unsigned long long *lengths, int tiles,
@@ -255,7 +271,7 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
         if (threadIdx.x) continue;
         const unsigned char *at = encoded + starts[tile];
         Parts parts = {at, at, at + lengths[tile], {header, header_length, 0}};
-        int wrong = parts.begin();
+        int wrong = parts.open_stream();
         Headers headers = {blocks, mine,         records + (size_t)tile * record_count,
                            trees,  tree, 0, record_count};
         for (int i = 0; i < packet_count && !wrong; ++i)
@@ -263,12 +279,14 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
                                 parts, encoded);
         if (!wrong) wrong = parts.close();
         status[tile] = wrong;
+        // No thread of the next kernels decodes a code block of a damaged tile.
         if (wrong)
             for (int i = 0; i < block_count; ++i) mine[i] = BlockState{};
     }
 }
 
-// How much work a code block is, for those of a warp to be alike: the most first.
+// Return a code block's bucket, by coding passes first and then by bytes; the most work comes
+// first. Code blocks of a warp are decoded in step, so they should take equally long.
 __device__ int work_bucket(const BlockState &state) {
     const int passes = min((int)state.passes, 62);
     if (!passes) return BUCKETS - 1;
@@ -277,37 +295,31 @@ __device__ int work_bucket(const BlockState &state) {
     return BUCKETS - 1 - (passes * 32 + min(2 * size + half, 31));
 }
 
-extern "C" __global__ void count_work(const BlockState *states, int tiles, int block_count,
-                                      const int *used, int used_count, int *buckets) {
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < tiles * used_count;
-         i += gridDim.x * blockDim.x) {
-        const size_t block = (size_t)(i / used_count) * block_count + used[i % used_count];
-        atomicAdd(buckets + work_bucket(states[block]), 1);
-    }
+// Count the code blocks in each bucket. count: number of code blocks of all tiles.
+extern "C" __global__ void count_work(const BlockState *states, int count, int *buckets) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        atomicAdd(buckets + work_bucket(states[i]), 1);
 }
 
-// One block of threads: where each bucket begins.
-extern "C" __global__ void begin_buckets(int *buckets) {
+// Replace the count of each bucket with its start; launched with one block of threads.
+extern "C" __global__ void start_buckets(int *buckets) {
     __shared__ int sums[THREADS];
     const int each = BUCKETS / blockDim.x;
     int *mine = buckets + threadIdx.x * each, sum = 0;
     for (int i = 0; i < each; ++i) sum += mine[i];
     sums[threadIdx.x] = sum;
     __syncthreads();
-    int begin = 0;
-    for (int i = 0; i < threadIdx.x; ++i) begin += sums[i];
+    int start = 0;
+    for (int i = 0; i < threadIdx.x; ++i) start += sums[i];
     for (int i = 0; i < each; ++i) {
         const int count = mine[i];
-        mine[i] = begin;
-        begin += count;
+        mine[i] = start;
+        start += count;
     }
 }
 
-extern "C" __global__ void sort_work(const BlockState *states, int tiles, int block_count,
-                                     const int *used, int used_count, int *buckets, int *work) {
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < tiles * used_count;
-         i += gridDim.x * blockDim.x) {
-        const int block = i / used_count * block_count + used[i % used_count];
-        work[atomicAdd(buckets + work_bucket(states[block]), 1)] = block;
-    }
+// List the code blocks by bucket in `work`; their order within a bucket does not matter.
+extern "C" __global__ void sort_work(const BlockState *states, int count, int *buckets, int *work) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        work[atomicAdd(buckets + work_bucket(states[i]), 1)] = i;
 }

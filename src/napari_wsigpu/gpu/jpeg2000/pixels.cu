@@ -1,13 +1,14 @@
-// Pixels of coefficients: colours, level shift, limits of the samples' type.
+// From coefficients of the last resolution to pixels: component transform (T.800, annex G), DC
+// level shift (G.1), and limits of the samples' type.
 
 __device__ int limited(int value, int low, int high) {
     return value < low ? low : value > high ? high : value;
 }
 
-// components: of each, where its plane lies in a tile's, its sizes, how many pixels a sample spans,
-// and what its samples are. transform: 0 none, 1 of components 0 to 2, 2 from YCbCr whose chroma
-// spans more pixels. bytes, pixel_bytes: of a sample, and from one pixel to the next. A block of
-// threads has some rows of a tile; flags: status, for the host.
+// Write the pixels of all tiles. transform: 0 for none; 1 for RCT or ICT of components 0 to 2; 2
+// for YCbCr with subsampled chroma to RGB. bytes: size of a sample; pixel_bytes: bytes from one
+// pixel to the next; status: of each tile, copied to `flags` in page-locked memory; rows_at_once:
+// rows of a tile for each block of threads. A thread computes one pixel at a time.
 extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
                                          const Component *components, int channels, int height,
                                          int width, int left, int upper, int transform,
@@ -37,6 +38,7 @@ extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
             whole[k] = found;
             real[k] = *(const float *)&found;
         }
+        // G.2, in integers; G.3, in floats.
         if (transform == 1 && components[0].reversible) {
             const int green = wrapped(whole[0], -(long long)(wrapped(whole[1], whole[2]) >> 2));
             const int red = wrapped(whole[2], green), blue = wrapped(whole[1], green);
@@ -54,6 +56,7 @@ extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
                                                                          : (int)rintf(real[k]);
             whole[k] = limited(wrapped(whole[k], one.middle), one.lowest, one.highest);
         }
+        // The factors and rounding of OpenJPEG, so that both decode to the same pixels.
         if (transform == 2) {
             const int middle = components[0].middle, highest = components[0].highest;
             const int y = whole[0], cb = whole[1] - middle, cr = whole[2] - middle;

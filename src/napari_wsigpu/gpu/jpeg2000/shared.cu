@@ -1,4 +1,4 @@
-// What begins each program.
+// The start of each program, after the constants and structures from `jpeg2000/jpeg2000_tables.py`.
 
 typedef unsigned long long Word;
 
@@ -6,6 +6,6 @@ struct __align__(16) Pair {
     Word first, second;
 };
 
-// A sum in 32 bits, of which damaged streams may have more.
+// Add modulo 2^32: damaged streams can exceed the range, which is undefined for int.
 __device__ int wrapped(long long one, long long other) { return (int)(one + other); }
 

@@ -1,14 +1,18 @@
-// Coefficients of code blocks, and inverse wavelets.
+// From bit planes to coefficients (T.800, annex E), and from coefficients to samples by the inverse
+// wavelet transform (annex F).
 
 struct __align__(16) Four {
     unsigned x, y, z, w;
 };
 
-// A thread is a group of 32 samples, see blocks.cu.
-extern "C" __global__ void put_together(const Block *blocks, int block_count,
-                                        const BlockState *states, const int *work, int work_count,
-                                        int step, int groups, int most_planes, const Pair *state,
-                                        const unsigned *planes, long long tile_size, int *out) {
+// Assemble coefficients from bit planes. A thread assembles a group of 32 samples at a time, see
+// blocks.cu. out: tile_size coefficients of each tile: int for 5/3, the bits of a float for 9/7.
+extern "C" __global__ void assemble_coefficients(const Block *blocks, int block_count,
+                                                 const BlockState *states, const int *work,
+                                                 int work_count, int step, int groups,
+                                                 int most_planes, const Pair *state,
+                                                 const unsigned *planes, long long tile_size,
+                                                 int *out) {
     // step is a power of 2.
     const int bits = __ffs(step) - 1, rows_of_work = (work_count + step - 1) >> bits;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows_of_work * groups << bits;
@@ -26,7 +30,7 @@ extern "C" __global__ void put_together(const Block *blocks, int block_count,
         for (int k = 0; k < 32; ++k) values[k] = 0;
         Word negative = 0;
         if (found.passes) {
-            const size_t place = ((size_t)(item / step) * groups + group) * step + item % step;
+            const size_t index = ((size_t)(item / step) * groups + group) * step + item % step;
             const unsigned *ones =
                 planes + ((size_t)(item / step) * most_planes * groups + group) * step + item % step;
             const int coded = (found.passes + 4) / 3;
@@ -35,15 +39,16 @@ extern "C" __global__ void put_together(const Block *blocks, int block_count,
                 last = ones[(size_t)plane * groups * step];
                 for (int k = 0; k < 32; ++k) values[k] = values[k] << 1 | last >> k & 1;
             }
-            // In twice the unit, with the middle of what is not known. A plane that ends with its
-            // first pass has told nothing of the samples that were significant before.
+            // Values are doubled so that half a step can be added: the middle of the range that was
+            // not decoded (r = 1/2 in E-6). If only the first pass of the last plane was coded, it
+            // contains no bits of samples that were significant before.
             const bool only_new = found.passes > 1 && (found.passes + 1) % 3 == 0;
             const int rest = found.planes - coded;
             for (int k = 0; k < 32; ++k)
                 if (values[k])
                     values[k] = only_new && !(last >> k & 1) ? (values[k] | 1) << (rest + 1)
                                                              : (values[k] << 1 | 1) << rest;
-            negative = state[place].second;
+            negative = state[index].second;
         }
         int *rows = out + number / block_count * tile_size + block.target;
         const int shift = block.shift;
@@ -77,13 +82,14 @@ extern "C" __global__ void put_together(const Block *blocks, int block_count,
     }
 }
 
-// Lines of a level in shared memory. Threads go over them without dividing: the places that lie
-// beside each other are those of a warp. Rows lie one after another, columns side by side.
+// Lines of a plane in the shared memory of one block of threads. Consecutive threads of a warp
+// access consecutive samples: along the line in rows, across the lines in columns.
 struct Lines {
     int count, length, stride, between;
     bool down;
 
-    // Calls what is to be done to each place of each line, from `first` on in steps.
+    // Call `each(line, i)` in parallel for each line and for positions from `first` on, `step`
+    // apart; all threads have to take part. Positions are computed without divisions.
     template <typename Each> __device__ void every(int first, int step, Each each) const {
         const int lanes = min(32, (int)blockDim.x), lane = threadIdx.x % lanes;
         const int warp = threadIdx.x / lanes, warps = blockDim.x / lanes;
@@ -96,13 +102,14 @@ struct Lines {
         }
         __syncthreads();
     }
-    // A line goes on as a mirror beyond its ends.
+    // Return a sample; lines are extended symmetrically beyond their ends (F.3.7).
     template <typename T> __device__ T &at(T *samples, int line, int i) const {
         i = i < 0 ? -i : i >= length ? 2 * (length - 1) - i : i;
         return samples[line * between + i * stride];
     }
 };
 
+// Lifting factors of 9/7 (table F.4); K and 2 / K, which include the subband gains (table E.1).
 #define ALPHA -1.586134342f
 #define BETA -0.052980118f
 #define GAMMA 0.882911075f
@@ -110,10 +117,11 @@ struct Lines {
 #define LOW 1.230174105f
 #define HIGH 1.625732422f
 
-// Lifting steps: each changes every second sample by those beside it. first: where the low
-// half's samples begin, 0 or 1.
+// Undo the lifting steps (F.3.8), each of which changes every second sample according to its
+// neighbors. first: position of the first low-pass sample, 0 or 1. Integers are 5/3, floats 9/7.
 __device__ void invert(const Lines &lines, int *samples, int first) {
     if (lines.length == 1) {
+        // F.3.6. Floats (9/7) need no division, because their coefficients lack the gain of 2 here.
         lines.every(0, 1, [&](int line, int i) {
             if (first) lines.at(samples, line, i) /= 2;
         });
@@ -145,25 +153,25 @@ __device__ void invert(const Lines &lines, float *samples, int first) {
 __device__ int weighted(int value, bool low) { return value; }
 __device__ float weighted(float value, bool low) { return value * (low ? LOW : HIGH); }
 
-// Lines of a level of planes, which are rows or columns (down): from their low half, then high
-// half, to samples in turn. A block of threads has `at_once` lines of one plane in shared memory.
+// Transform all lines of one resolution in place (F.3.6): interleave the low-pass and high-pass
+// halves and undo the lifting. Each block of threads keeps up to `at_once` lines in shared memory.
 template <typename T>
 __device__ void invert_lines(T *planes, int tiles, int planes_a_tile, long long tile_size,
                              long long plane_size, int pitch, int all_lines, int length, int low,
                              int first, bool down, int at_once, T *samples) {
     const int groups = (all_lines + at_once - 1) / at_once, jobs = tiles * planes_a_tile * groups;
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int begin = job % groups * at_once, plane = job / groups;
-        const int count = min(at_once, all_lines - begin);
+        const int first_line = job % groups * at_once, plane = job / groups;
+        const int count = min(at_once, all_lines - first_line);
         const Lines lines = {count, length, down ? count : 1, down ? 1 : length, down};
         T *corner = planes + plane / planes_a_tile * tile_size + plane % planes_a_tile * plane_size +
-                    (long long)begin * (down ? 1 : pitch);
+                    (long long)first_line * (down ? 1 : pitch);
         const int across = down ? 1 : pitch, along = down ? pitch : 1;
         lines.every(0, 1, [&](int line, int i) {
             const bool is_low = i < low;
-            const int place = is_low ? 2 * i + first : 2 * (i - low) + 1 - first;
+            const int position = is_low ? 2 * i + first : 2 * (i - low) + 1 - first;
             const T value = corner[(long long)line * across + (long long)i * along];
-            lines.at(samples, line, place) = length > 1 ? weighted(value, is_low) : value;
+            lines.at(samples, line, position) = length > 1 ? weighted(value, is_low) : value;
         });
         invert(lines, samples, first);
         lines.every(0, 1, [&](int line, int i) {

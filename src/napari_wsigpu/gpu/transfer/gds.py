@@ -1,7 +1,8 @@
-"""Ranges of local files to device memory: by GPUDirect Storage, or through page-locked memory.
+"""Reads of local files into device memory, by GPUDirect Storage or through page-locked memory.
 
-kvikio reads if it is installed: by GPUDirect Storage where that works, else in its compatibility
-mode, which is through host memory and as fast as the threads that read here without it, or faster.
+If kvikio is installed, it reads the files: by GPUDirect Storage where that works, else in its
+compatibility mode, which goes through host memory and is at least as fast as our own threads.
+Without kvikio, or after kvikio has failed, our threads read.
 """
 
 from __future__ import annotations
@@ -13,24 +14,29 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.model.errors import SlideChangedError, SlideError
-from napari_wsigpu.storage.batch import PAGE
+from napari_wsigpu.storage.file_reads import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
+    from types import ModuleType
+
+    from kvikio.cufile import IOFuture
 
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.device import Stream
-    from napari_wsigpu.storage.batch import Batch, Readable
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.model.arrays import Array, DeviceArray
+    from napari_wsigpu.storage.file_reads import FileReads, Readable
 
-# Buffers of more than this in all would not stay in the processor's cache.
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 4 << 20
-# Our threads wait for each other's turn in the interpreter; those of kvikio don't.
+# Limits of a read in bytes. Larger page-locked buffers, one pair per thread, would not stay in the
+# CPU's cache.
+SMALLEST_READ, LARGEST_READ = 1 << 20, 4 << 20
+# Our threads compete for the interpreter lock; kvikio's do not.
 MOST_THREADS, MOST_KVIKIO_THREADS = 8, 16
 GDS = "WSIGPU_GDS"
 THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
@@ -40,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class GdsState(NamedTuple):
-    """What kvikio does here: its version, whether it is GPUDirect Storage, and why not."""
+    """State of kvikio: its version, whether it uses GPUDirect Storage, and if not, why."""
 
     version: str
     direct: bool
@@ -48,68 +54,67 @@ class GdsState(NamedTuple):
 
 
 def gds_state() -> GdsState:
-    """Ask kvikio whether it reads straight into device memory.
+    """Return the state of kvikio: whether it reads straight into device memory.
 
     Raises
     ------
     ImportError, OSError, RuntimeError
-        If kvikio is not there or does not work.
+        If kvikio is not installed or does not work.
     """
     kvikio, defaults = import_module("kvikio"), import_module("kvikio.defaults")
     is_compatible = getattr(defaults, "is_compat_mode_preferred", None) or defaults.compat_mode
     version: str = kvikio.__version__
     if is_compatible():
-        return GdsState(version, direct=False, reason=f"kvikio is in compatibility mode, {_why()}")
+        reason = f"kvikio is in compatibility mode, {_compatibility_reason()}"
+        return GdsState(version, direct=False, reason=reason)
     if not import_module("kvikio.cufile_driver").get("is_gds_available"):
-        return GdsState(version, direct=False, reason="cuFile finds no driver for it, nvidia-fs")
+        return GdsState(version, direct=False, reason="cuFile does not find its driver, nvidia-fs")
     return GdsState(version, direct=True)
 
 
-def _why() -> str:
-    asked = os.environ.get(COMPATIBILITY, "auto")
-    if asked.lower() not in ("auto", "off", "false", "no", "0"):
-        return f"as {COMPATIBILITY} says"
-    return (
-        "because cuFile can't be used here"
-        if os.access(UDEV, os.R_OK)
-        else f"because {UDEV} can't be read"
-    )
+def _compatibility_reason() -> str:
+    mode = os.environ.get(COMPATIBILITY, "auto")
+    if mode.lower() not in ("auto", "off", "false", "no", "0"):
+        return f"because {COMPATIBILITY} is set"
+    readable = os.access(UDEV, os.R_OK)
+    return "because cuFile can't be used here" if readable else f"because {UDEV} can't be read"
 
 
 class DirectReads:
-    """kvikio in this process, if files are read by it; found out by using it."""
+    """The module kvikio, which this process uses until it fails."""
 
     def __init__(self) -> None:
+        # Protects the attributes below; held during the import, so that it happens once.
         self._lock = threading.Lock()
-        self._module: Any = None
-        self._asked = False
+        self._module: ModuleType | None = None
+        self._loaded = False
 
-    def module(self) -> Any:
-        """Return the module, None if it is not there or has failed."""
+    def module(self) -> ModuleType | None:
+        """Return kvikio; None if it is not installed, is switched off or has failed."""
         with self._lock:
-            if not self._asked:
-                self._asked = True
+            if not self._loaded:
+                self._loaded = True
                 self._module = self._load()
             return self._module
 
     def give_up(self, error: Exception) -> None:
-        """Read by threads from now on."""
+        """Read without kvikio from now on; warn the first time."""
         with self._lock:
             first, self._module = self._module is not None, None
         if first:
             logger.warning("Files are read without kvikio from now on: %s", error)
 
-    def _load(self) -> Any:
+    def _load(self) -> ModuleType | None:
         if os.environ.get(GDS) == "off":
             return None
         try:
             module = import_module("kvikio")
             if THREADS not in os.environ:
                 import_module("kvikio.defaults").set(
-                    {"num_threads": reading_threads(MOST_KVIKIO_THREADS)}
+                    {"num_threads": threads_per_file(MOST_KVIKIO_THREADS)}
                 )
             return module
-        except Exception as error:  # whatever is wrong with it, files are read without it
+        except Exception as error:  # whatever is wrong with kvikio, files are read without it
             logger.info("Files are read without kvikio: %s", error)
             return None
 
@@ -117,13 +122,13 @@ class DirectReads:
 direct_reads = DirectReads()
 
 
-def reading_threads(most: int = MOST_THREADS) -> int:
-    """Return how many threads read one file."""
+def threads_per_file(most: int = MOST_THREADS) -> int:
+    """Return how many threads read one file: one for each core, but not more than `most`."""
     return min(most, os.cpu_count() or 1)
 
 
-class _Piece(NamedTuple):
-    """A part of a file, and the address in device memory that it goes to."""
+class _FileRange(NamedTuple):
+    """A range of a file, and the device address to which it is read."""
 
     source: Readable
     offset: int
@@ -131,85 +136,107 @@ class _Piece(NamedTuple):
     size: int
 
 
-class _Filling(NamedTuple):
-    """A buffer that is being filled: by several threads, or by kvikio."""
+class _PendingBuffer(NamedTuple):
+    """A device buffer that is being filled, by kvikio or by several threads.
 
-    batch: Batch
-    buffer: Any
-    pieces: deque[_Piece]
+    Attributes
+    ----------
+    batch : FileReads
+        The reads that fill the buffer.
+    buffer : device array of uint8
+        The buffer, which must not be freed while `helpers` or `submitted` are unfinished.
+    ranges : deque of _FileRange
+        Ranges that no thread has started to read. Threads take them without a lock, because
+        `deque.popleft` is atomic.
+    helpers : list of Future
+        Tasks of the loader's threads, which read ranges.
+    submitted : list of (future, int, str)
+        Reads of kvikio, with their size in bytes and the path of the file.
+    files : ExitStack
+        Open files of kvikio.
+    """
+
+    batch: FileReads
+    buffer: DeviceArray
+    ranges: deque[_FileRange]
     helpers: list[Future[None]]
-    submitted: list[tuple[Any, int, str]]
+    submitted: list[tuple[IOFuture, int, str]]
     files: ExitStack
 
 
 class _Buffers:
-    """Page-locked memory for one thread: one buffer is filled while the other one is uploaded."""
+    """Two page-locked buffers of one thread: one is filled while the other is uploaded."""
 
     def __init__(self, device: CudaDevice, size: int) -> None:
         self._device = device
-        self._both: list[tuple[Any, Stream]] = [
+        self._both: list[tuple[Array, Stream]] = [
             (device.staging(1, size)[0], device.new_stream()) for _ in range(2)
         ]
 
     def follow(self, stream: Stream) -> None:
-        """Have uploads wait for what a stream holds now."""
+        """Make uploads wait for the work that `stream` holds now."""
         with stream:
             for _, own in self._both:
                 self._device.follow(own)
 
-    def move(self, read: Callable[[memoryview, int], None], piece: _Piece) -> None:
-        """Read a piece and upload it."""
+    def move(self, read: Callable[[memoryview, int], None], part: _FileRange) -> None:
+        """Read a range into the older buffer and upload it, without waiting for the upload."""
         buffer, stream = self._both[0]
-        stream.synchronize()
-        read(memoryview(buffer)[: piece.size], piece.offset)
-        self._device.upload(piece.address, buffer[: piece.size], stream)
+        stream.synchronize()  # the last upload may still read the buffer
+        read(buffer.data[: part.size], part.offset)
+        self._device.upload(part.address, buffer[: part.size], stream)
         self._both.reverse()
 
     def wait(self) -> None:
-        """Return when all is uploaded."""
+        """Block until all uploads are done."""
         for _, stream in self._both:
             stream.synchronize()
 
 
 class Loader:
-    """Threads and page-locked memory that bring files to a device.
+    """Threads and page-locked memory that read files into device memory; one for each device.
 
-    One a device: threads that are new to CUDA take longer to start than to read a few tiles. They
-    start with the first read.
+    Threads start with the first read. They are kept, because a thread's first use of CUDA takes
+    longer than reading a few tiles.
 
     Parameters
     ----------
     device : CudaDevice
-        The device.
+        Device to read to.
 
     Attributes
     ----------
     device : CudaDevice
-        The same.
+        The parameter.
     threads : int
-        How many there are.
+        Number of threads.
     largest : int
-        Bytes that are read at once at most.
+        Maximum size of a read in bytes.
     """
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
-        self.threads = reading_threads()
-        self.largest = LARGEST_PIECE
+        self.threads = threads_per_file()
+        self.largest = LARGEST_READ
+        # Protects `_pool`. `_idle` needs no lock: `deque.pop` and `append` are atomic.
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._idle: deque[_Buffers] = deque(maxlen=self.threads)
 
-    def submit(self, task: Callable[..., None], *given: Any) -> Future[None]:
-        """Have a thread do something."""
+    def submit(self, ranges: deque[_FileRange], stream: Stream) -> Future[None]:
+        """Run `move` in a thread of the pool."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, "wsigpu-read")
-            return self._pool.submit(task, *given)
+            return self._pool.submit(self.move, ranges, stream)
 
-    def move(self, pieces: deque[_Piece], stream: Stream) -> None:
-        """Read pieces and upload them, after what the stream holds now, until none is left."""
-        if not pieces:
+    def move(self, ranges: deque[_FileRange], stream: Stream) -> None:
+        """Read and upload ranges until none is left; the uploads are done on return.
+
+        Any number of threads may work on the same ranges. Uploads wait for the work that `stream`
+        holds now, which may still use the target.
+        """
+        if not ranges:
             return
         source: Readable | None = None
         with self.device.active(), ExitStack() as opened:
@@ -220,23 +247,24 @@ class Loader:
             buffers.follow(stream)
             try:
                 while True:
-                    piece = pieces.popleft()
-                    if piece.source is not source:
+                    try:
+                        part = ranges.popleft()
+                    except IndexError:  # no range is left
+                        break
+                    if part.source is not source:
                         opened.close()
-                        source = piece.source
-                        read = opened.enter_context(source.reading())
-                    buffers.move(read, piece)
-            except IndexError:  # none is left
-                pass
+                        source = part.source
+                        read = opened.enter_context(source.open_reader())
+                    buffers.move(read, part)
             except BaseException:
-                pieces.clear()
+                ranges.clear()  # the other threads stop, too
                 raise
             finally:
                 buffers.wait()
                 self._idle.append(buffers)
 
     def close(self) -> None:
-        """End the threads, and give the memory back."""
+        """Stop the threads, and free the page-locked memory."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -245,14 +273,14 @@ class Loader:
 
 
 class Transfer:
-    """Reads ranges of files into device memory, for one thread.
+    """Reads ranges of files into device memory; used by one thread.
 
     Parameters
     ----------
     loader : Loader
-        Of the device, which has to be the thread's current one.
+        Loader of the device, which must be the thread's current device.
     stream : Stream
-        The order of work in which buffers are filled and used.
+        Stream from whose pool buffers are allocated, and on which they are used.
     """
 
     def __init__(self, loader: Loader, stream: Stream) -> None:
@@ -260,114 +288,115 @@ class Transfer:
         self._device = loader.device
         self._stream = stream
 
-    def buffers(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
-        """Read batches, each while the one before it is used.
+    def buffers(self, batches: Iterable[FileReads]) -> Generator[DeviceArray, None, None]:
+        """Read batches into device memory, each while the caller uses the one before it.
 
         Yields
         ------
         device array of uint8
-            One a batch, for work on the stream.
+            The bytes of one batch, for work on the stream.
 
         Raises
         ------
         MemoryError
-            If the device has no memory for a batch.
+            If the device does not have enough memory for a batch.
         SlideError
-            If a file can't be read.
+            If a file cannot be read.
         """
-        ahead: deque[_Filling] = deque()
+        ahead: deque[_PendingBuffer] = deque()
         try:
             for batch in batches:
-                ahead.append(self._begin(batch))
+                ahead.append(self._start(batch))
                 if len(ahead) > 1:
                     yield self._finish(ahead.popleft())
             while ahead:
                 yield self._finish(ahead.popleft())
         finally:
-            for filling in ahead:
-                self._drop(filling)
+            for pending in ahead:
+                self._abandon(pending)
 
-    def _begin(self, batch: Batch) -> _Filling:
+    def _start(self, batch: FileReads) -> _PendingBuffer:
         with self._stream:
             buffer = self._device.empty((batch.size,), np.uint8)
-        filling = _Filling(batch, buffer, deque(), [], [], ExitStack())
+        pending = _PendingBuffer(batch, buffer, deque(), [], [], ExitStack())
         module = direct_reads.module()
         if module is None:
-            self._by_threads(filling)
-            return filling
+            self._by_threads(pending)
+            return pending
         try:
-            # Work before this may still use the memory, of which kvikio knows nothing.
+            # The stream's pool may have returned memory that earlier work on the stream still uses.
+            # kvikio does not order its writes after that work, so wait for it here.
             self._stream.synchronize()
-            self._by_kvikio(module, filling)
+            self._by_kvikio(module, pending)
         except SlideError:
-            self._await(filling)
+            self._wait_for_kvikio(pending)
             raise
-        except Exception as error:  # kvikio's have no common base
-            self._again(filling, error)
-        return filling
+        except Exception as error:  # kvikio's errors have no common base class
+            self._retry(pending, error)
+        return pending
 
-    def _by_kvikio(self, module: Any, filling: _Filling) -> None:
-        for source, runs in filling.batch.reads:
+    def _by_kvikio(self, module: ModuleType, pending: _PendingBuffer) -> None:
+        for source, runs in pending.batch.reads:
             path = source.checked_path()
-            file = filling.files.enter_context(module.CuFile(path, "r"))
-            for offset, place, size in runs:
-                part = filling.buffer[place : place + size]
-                filling.submitted.append((file.pread(part, size, offset), size, path))
+            file = pending.files.enter_context(module.CuFile(path, "r"))
+            for offset, start, size in runs:
+                part = pending.buffer[start : start + size]
+                pending.submitted.append((file.pread(part, size, offset), size, path))
 
-    def _by_threads(self, filling: _Filling) -> None:
-        """Have helpers begin; who waits for the buffer helps them."""
-        first, total = self._device.address(filling.buffer), filling.batch.size
+    def _by_threads(self, pending: _PendingBuffer) -> None:
+        """Start threads that read; the thread that waits for the buffer joins them in `_finish`."""
+        first, total = self._device.address(pending.buffer), pending.batch.size
         share = -(-total // self._loader.threads // PAGE) * PAGE
-        most = max(SMALLEST_PIECE, min(share, self._loader.largest))
-        for source, runs in filling.batch.reads:
-            for offset, place, size in runs:
+        most = max(SMALLEST_READ, min(share, self._loader.largest))
+        for source, runs in pending.batch.reads:
+            for offset, start, size in runs:
                 for done in range(0, size, most):
-                    target = first + place + done
-                    piece = _Piece(source, offset + done, target, min(most, size - done))
-                    filling.pieces.append(piece)
-        for _ in range(min(self._loader.threads, len(filling.pieces)) - 1):
-            helper = self._loader.submit(self._loader.move, filling.pieces, self._stream)
-            filling.helpers.append(helper)
+                    target = first + start + done
+                    part = _FileRange(source, offset + done, target, min(most, size - done))
+                    pending.ranges.append(part)
+        for _ in range(min(self._loader.threads, len(pending.ranges)) - 1):
+            helper = self._loader.submit(pending.ranges, self._stream)
+            pending.helpers.append(helper)
 
-    def _finish(self, filling: _Filling) -> Any:
-        """Return the buffer, filled."""
+    def _finish(self, pending: _PendingBuffer) -> DeviceArray:
+        """Return the buffer once it is filled."""
         try:
-            error = self._await(filling)
+            error = self._wait_for_kvikio(pending)
             if isinstance(error, SlideError):
                 raise error
             if error is not None:
-                self._again(filling, error)
-            self._loader.move(filling.pieces, self._stream)
-            for helper in filling.helpers:
+                self._retry(pending, error)
+            self._loader.move(pending.ranges, self._stream)
+            for helper in pending.helpers:
                 helper.result()
         except BaseException:
-            self._drop(filling)
+            self._abandon(pending)
             raise
-        return filling.buffer
+        return pending.buffer
 
-    def _drop(self, filling: _Filling) -> None:
-        """Return when nobody writes to the buffer any more."""
-        self._await(filling)
-        filling.pieces.clear()
-        for helper in filling.helpers:
+    def _abandon(self, pending: _PendingBuffer) -> None:
+        """Block until nothing writes to the buffer, so that it can be freed."""
+        self._wait_for_kvikio(pending)
+        pending.ranges.clear()
+        for helper in pending.helpers:
             if not helper.cancel():
                 helper.exception()
 
-    def _await(self, filling: _Filling) -> Exception | None:
-        """Return when nothing more is written by kvikio, with what went wrong."""
+    def _wait_for_kvikio(self, pending: _PendingBuffer) -> Exception | None:
+        """Block until kvikio no longer writes to the buffer; return its first error."""
         failure: Exception | None = None
-        for future, size, path in filling.submitted:
+        for future, size, path in pending.submitted:
             try:
                 if future.get() != size and failure is None:
                     failure = SlideChangedError(f"'{path}' was cut short; open the slide again.")
-            except Exception as error:  # kvikio's have no common base
+            except Exception as error:  # kvikio's errors have no common base class
                 failure = failure or error
-        filling.submitted.clear()
-        filling.files.close()
+        pending.submitted.clear()
+        pending.files.close()
         return failure
 
-    def _again(self, filling: _Filling, error: Exception) -> None:
-        """Have threads read what kvikio could not."""
-        self._await(filling)
+    def _retry(self, pending: _PendingBuffer, error: Exception) -> None:
+        """Give up kvikio, and let threads read the whole batch."""
+        self._wait_for_kvikio(pending)
         direct_reads.give_up(error)
-        self._by_threads(filling)
+        self._by_threads(pending)

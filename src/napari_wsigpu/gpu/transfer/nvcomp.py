@@ -1,35 +1,41 @@
-"""Chunks that numcodecs or zarr compressed, decompressed in device memory by nvCOMP."""
+"""Decompression of Zarr chunks in device memory, by nvCOMP."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.gpu.device.device import Stream
+    import nvidia.nvcomp
 
-# numcodecs writes the decoded size before the data.
+    from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.model.arrays import DeviceArray
+
+# Bytes before the compressed data, in which numcodecs stores the decoded size.
 HEADERS = {"LZ4": 4}
+# nvCOMP requires aligned input.
 ALIGNMENT = 8
 
 
-def decompress(parts: Sequence[Any], algorithm: str, size: int, device: int, stream: Stream) -> Any:
-    """Decompress buffers side by side.
+def decompress(
+    parts: Sequence[DeviceArray], algorithm: str, size: int, device: int, stream: Stream
+) -> DeviceArray:
+    """Decompress chunks in parallel.
 
     Parameters
     ----------
     parts : sequence of device arrays of uint8
-        One chunk each, as numcodecs and zarr write it.
+        One chunk each, as numcodecs or zarr write it.
     algorithm : {"LZ4", "Zstd"}
-        What they are compressed with.
+        Compression of the chunks.
     size : int
-        Bytes that each has to have afterwards.
+        Decoded size of every chunk, in bytes.
     device : int
         Number of the CUDA device.
     stream : Stream
-        The order of work.
+        Stream for all work; it is synchronized before the function returns.
 
     Returns
     -------
@@ -40,7 +46,7 @@ def decompress(parts: Sequence[Any], algorithm: str, size: int, device: int, str
     ImportError
         If nvCOMP is not installed.
     RuntimeError
-        If it can't decompress them.
+        If nvCOMP cannot decompress the chunks.
     """
     nvcomp, cupy = import_module("nvidia.nvcomp"), import_module("cupy")
     with stream:
@@ -50,17 +56,17 @@ def decompress(parts: Sequence[Any], algorithm: str, size: int, device: int, str
         found = nvcomp_codec.decode(nvcomp.as_arrays(data, cuda_stream=stream.ptr), "|u1")
         wrong = [each.buffer_size for each in found if each.buffer_size != size]
         if wrong:
-            raise RuntimeError(f"nvCOMP makes {wrong[0]} bytes of a chunk of {size}")
+            raise RuntimeError(f"nvCOMP decoded a chunk to {wrong[0]} bytes instead of {size}")
         with stream:
             for target, each in zip(decoded, found, strict=True):
                 target[...] = cupy.asarray(each).view("u1").ravel()
-        # What nvCOMP returns is freed with its own objects.
+        # nvCOMP's objects own the memory that these copies read, and are freed on return.
         stream.synchronize()
     return decoded
 
 
-def codec(algorithm: str, stream: Stream, **device: int) -> Any:
-    """Return nvCOMP's codec of bare blocks."""
+def codec(algorithm: str, stream: Stream, **device: int) -> nvidia.nvcomp.Codec:
+    """Return nvCOMP's codec for bare compressed blocks, without nvCOMP's container."""
     nvcomp = import_module("nvidia.nvcomp")
     return nvcomp.Codec(
         algorithm=algorithm,
@@ -70,5 +76,5 @@ def codec(algorithm: str, stream: Stream, **device: int) -> Any:
     )
 
 
-def _aligned(part: Any) -> Any:
+def _aligned(part: DeviceArray) -> DeviceArray:
     return part if part.data.ptr % ALIGNMENT == 0 else part.copy()

@@ -5,57 +5,76 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from types import ModuleType
+
+    from napari_wsigpu.model.arrays import Array, DType
 
 PINNED_BUDGET = 1 << 30
 
 
 class PinnedMemory:
-    """Page-locked host memory: a device copies to it at full speed, without the processor.
+    """Page-locked host memory, which a device copies at full speed without using the CPU.
 
-    Arrays give their memory back by themselves. What is kept by callers beyond the budget is
-    ordinary memory, because page-locked memory is taken from all other programs.
+    An array returns its memory when it is garbage-collected. Beyond the budget, callers get
+    ordinary memory, because page-locked memory is not available to any other program.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy.
+    budget : int
+        Maximum number of page-locked bytes in all live arrays.
     """
 
-    def __init__(self, cupy: Any, budget: int = PINNED_BUDGET) -> None:
+    def __init__(self, cupy: ModuleType, budget: int = PINNED_BUDGET) -> None:
         self._pool = cupy.cuda.PinnedMemoryPool()
         self._budget = budget
-        self._lock = threading.Lock()
+        # Protects `_used`. Reentrant, because the garbage collector may finalize an array in the
+        # thread that holds the lock.
+        self._lock = threading.RLock()
         self._used = 0
 
-    def take(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, surely: bool = False
-    ) -> NDArray[Any]:
-        """Return an array, page-locked within the budget.
+    def empty(self, shape: tuple[int, ...], dtype: DType, *, required: bool = False) -> Array:
+        """Return an uninitialized array, page-locked within the budget.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the array.
+        dtype : dtype
+            Type of the elements.
+        required : bool
+            Page-lock the array even beyond the budget.
 
         Raises
         ------
         MemoryError
-            If it has to be page-locked `surely`, whatever the budget, and can't be.
+            If `required` is true and the system has no more page-locked memory.
         """
         count = math.prod(shape)
         size = count * dtype.itemsize
         with self._lock:
-            fits = size > 0 and (surely or size <= self._budget - self._used)
+            fits = size > 0 and (required or size <= self._budget - self._used)
             self._used += size if fits else 0
         try:
             memory = self._pool.malloc(size) if fits else None
-        except RuntimeError:  # the system has no more
+        except RuntimeError:  # the system has no more page-locked memory
             memory = None
-            self._give_back(size)
-        if memory is None and surely:
+            self._release(size)
+        if memory is None and required:
             raise MemoryError("the system has no more page-locked memory")
         if memory is None:
             return np.empty(shape, dtype)
         pixels = np.frombuffer(memory, dtype, count)
-        weakref.finalize(pixels, self._give_back, size).atexit = False
+        # Every view of the array references `pixels`, so the memory outlives them all.
+        weakref.finalize(pixels, self._release, size).atexit = False
         return pixels.reshape(shape)
 
-    def _give_back(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         with self._lock:
             self._used -= size

@@ -1,1 +1,1 @@
-"""Slides on servers: requests, what may be asked again, and blocks kept on disk."""
+"""Slides on servers: requests with retries, and blocks cached in memory and on disk."""

@@ -1,6 +1,6 @@
-"""Ranges of one object on a server, many at the same time, with retries and deadlines.
+"""Concurrent range requests for objects on a server, with retries and deadlines.
 
-Asked for by obstore, and where a URL's query may be a secret by `signed.SignedStore`.
+`http_store.HttpStore` sends the requests for http and https URLs, and obstore all others.
 """
 
 from __future__ import annotations
@@ -10,178 +10,184 @@ import os
 import threading
 from base64 import b64encode
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from napari_wsigpu.model.errors import (
-    SlideNotFoundError,
-    SlideReadError,
-    UnsupportedSlideError,
-)
+from napari_wsigpu.model.errors import SlideNotFoundError, SlideReadError, UnsupportedSlideError
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.readers import closed_error
-from napari_wsigpu.storage.remote.refusal import BREAKS_OFF, SILENT, SLOW, server_error
-from napari_wsigpu.storage.remote.signed import SignedStore, is_secret
+from napari_wsigpu.storage.remote.http_store import (
+    MAX_BYTES,
+    HttpResponse,
+    HttpStore,
+    RangeRequest,
+    is_http,
+)
+from napari_wsigpu.storage.remote.refusal import DISCONNECTED, SILENT, SLOW, server_error
 from napari_wsigpu.storage.remote.url import is_supported, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterable, Callable, Coroutine
     from concurrent.futures import Future
 
-MOST_AT_ONCE = 16
-MOST_BYTES, FARTHEST = 1 << 30, 1 << 62
+    from obstore import BytesStream, GetResult, ObjectMeta
+    from obstore.store import ObjectStore
+
+    Store: TypeAlias = "ObjectStore | HttpStore"
+
+MAX_CONCURRENT = 16
 ENTITY_TAG = "ETag "
 CONNECT_SECONDS = 5
-# How fast an answer comes is looked at after each part of it, which costs as much as 0.1 MB do. So
-# parts are as large as come in this time, if the answer before came as fast as that.
-PART, LARGEST_PART, PART_SECONDS = 4 << 10, 1 << 20, 0.1
-FOR_EVER = timedelta(days=1)
+# Checking the deadline after each chunk of a response costs as much time as receiving 0.1 MB. So a
+# chunk has the size that should arrive in `CHUNK_SECONDS`, judging by the previous response.
+CHUNK, LARGEST_CHUNK, CHUNK_SECONDS = 4 << 10, 1 << 20, 0.1
+# `Connection` sets its own deadlines, so obstore's timeouts must never expire first.
+NO_TIMEOUT = timedelta(days=1)
 RETRIES, RETRY_SECONDS = 4, 20
 PAUSES = (0.1, 0.3, 1.0)
 
 _first_process: int | None = None
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class Answer(NamedTuple):
-    """What a server sent.
+class Response(NamedTuple):
+    """The answer to a range request.
 
     Attributes
     ----------
     data : memoryview
-        The bytes of the range, fewer where the object ends before.
+        The bytes of the range; fewer at the end of the object.
     size : int
-        Size of the whole object.
+        Size of the whole object in bytes.
     version : str
-        What changes with the object: its entity tag, else when it was modified; may be empty.
+        Entity tag of the object, or else its modification time; empty if the server sends neither.
+    media_type : str
+        Media type of a response over HTTP, with its parameters.
     """
 
     data: memoryview
     size: int
     version: str
-
-
-class _Wanted(NamedTuple):
-    """What is asked for; see `Connection.get`."""
-
-    key: str
-    offset: int
-    length: int | None
-
-    def within(self, size: int) -> tuple[int, int]:
-        """Return where it begins and ends in an object of so many bytes."""
-        if self.length is None:
-            return 0, size
-        begin = self.offset if self.offset >= 0 else max(0, size + self.offset)
-        return begin, min(begin + self.length, size)
-
-    @property
-    def options(self) -> Any:
-        """The same as obstore takes it."""
-        if self.length is None:
-            return None
-        if self.offset < 0:
-            return {"range": {"suffix": -self.offset}}
-        return {"range": (self.offset, self.offset + self.length)}
+    media_type: str = ""
 
 
 class Connection:
-    """An object on a server; safe under many threads.
+    """A connection to an object on a server, or to a folder of objects; thread-safe.
 
-    Credentials are found in the ways of obstore: in the URL, or in environment variables.
+    All requests run in one event loop, in a thread that the first request starts. obstore takes
+    credentials from the URL or from environment variables.
 
     Parameters
     ----------
     url : str
-        Of the kinds that `url.SCHEMES` names.
+        URL with one of `url.SCHEMES`.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._name = public_url(url)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_closed` and `_running`
         self._closed = False
-        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._store: Any = None
-        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        self._part = PART
+        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread, Store] | None = None
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._chunk = CHUNK
 
-    def get(self, offset: int, length: int | None, key: str = "") -> Future[Answer]:
-        """Ask for a range, in the background.
+    def get(
+        self,
+        offset: int,
+        length: int | None,
+        key: str = "",
+        accept: str = "",
+        most: int = MAX_BYTES,
+    ) -> Future[Response]:
+        """Request a range in the background.
 
         Parameters
         ----------
-        offset, length : int
-            Where it begins, before the end if that is below 0, and how many bytes it has. Without
-            a length the whole object is asked for, which servers without ranges give, too.
+        offset : int
+            First byte; a negative offset counts from the end of the object.
+        length : int or None
+            Number of bytes; None requests the whole object, which works without range support.
         key : str
-            Which object below the URL; by default that of the URL itself.
+            Name of an object below the URL; by default the object of the URL itself.
+        accept : str
+            Acceptable media types, for a whole object that a web server generates. The server
+            then need not state its size in advance.
+        most : int
+            Largest acceptable number of bytes.
 
         Returns
         -------
-        Future of Answer
-            Raises a `SlideError` if the server doesn't give it. It is cancelled by `release`.
+        Future of Response
+            Raises a `SlideError` if the server refuses. `release` cancels it.
 
         Raises
         ------
         SlideClosedError
             If the connection was closed.
         SlideError
-            If the URL is none that can be read from.
+            If the URL is invalid or not supported.
         """
-        return self._begin(lambda store: self._get(store, _Wanted(key, offset, length)))
+        request = RangeRequest(key, offset, length, accept, most)
+        return self._submit(lambda store: self._get(store, request))
 
     def names(self) -> Future[list[str]]:
-        """Ask for the names of the objects right below the URL, in the background.
+        """Request the names of the objects directly below the URL, in the background.
+
+        The URL must be one for which `supports_listing` is true.
 
         Returns
         -------
         Future of list of str
-            Raises and is cancelled as that of `get`; for a URL that `gives_lists`.
+            Raises errors and is cancelled like the future of `get`.
 
         Raises
         ------
         SlideError
             As `get` does.
         """
-        return self._begin(self._names)
+        return self._submit(self._names)
 
-    def _begin(self, ask: Callable[[Any], Coroutine[Any, Any, Found]]) -> Future[Found]:
-        """Have the store asked in the background."""
+    def _submit(
+        self, request: Callable[[Store], Coroutine[object, object, Result]]
+    ) -> Future[Result]:
+        """Run a request in the event loop, and start the loop for the first one."""
         with self._lock:
             if self._closed:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._store = _open_store(self._url, self._name)
-                self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+                store = _open_store(self._url, self._name)
+                self._slots = asyncio.Semaphore(MAX_CONCURRENT)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
                     target=loop.run_forever, name="wsigpu-remote", daemon=True
                 )
                 thread.start()
-                self._running = loop, thread
-            return asyncio.run_coroutine_threadsafe(ask(self._store), self._running[0])
+                self._running = loop, thread, store
+            loop, _, store = self._running
+            return asyncio.run_coroutine_threadsafe(request(store), loop)
 
     def release(self) -> None:
-        """Let go of thread and sockets, and cancel what is asked for, until the next `get`."""
+        """Cancel all requests, and release the thread and sockets; the next `get` restarts them."""
         with self._lock:
             if self._running is not None:
-                loop, thread = self._running
-                store, self._running, self._store = self._store, None, None
-                asyncio.run_coroutine_threadsafe(_end(store), loop).result()
+                (loop, thread, store), self._running = self._running, None
+                # Sockets must be closed in the loop's own thread, before it stops.
+                asyncio.run_coroutine_threadsafe(_shut_down(store), loop).result()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()
 
     def close(self) -> None:
-        """Let go of everything for good."""
+        """Cancel all requests, and refuse new ones."""
         with self._lock:
             self._closed = True
         self.release()
 
-    async def _names(self, store: Any) -> list[str]:
+    async def _names(self, store: Store) -> list[str]:
         from obstore import list_with_delimiter_async
         from obstore.exceptions import BaseError
 
@@ -194,75 +200,105 @@ class Connection:
             raise server_error(self._name, error) from None
         return [str(item["path"]) for item in found["objects"]]
 
-    async def _get(self, store: Any, wanted: _Wanted) -> Answer:
+    async def _get(self, store: Store, request: RangeRequest) -> Response:
         async with self._slots:
             for pause in PAUSES:
-                answer = await self._ask(store, wanted)
-                if answer is not None:
-                    return answer
+                response = await self._try(store, request)
+                if response is not None:
+                    return response
                 await asyncio.sleep(pause)
-        raise SlideReadError(BREAKS_OFF.format(self._name))
+        raise SlideReadError(DISCONNECTED.format(self._name))
 
-    async def _ask(self, store: Any, wanted: _Wanted) -> Answer | None:
-        """Ask once for a range; None if it arrives incomplete."""
+    async def _try(self, store: Store, request: RangeRequest) -> Response | None:
+        """Request a range once; return None if the response is incomplete."""
         from obstore.exceptions import BaseError
 
         try:
-            result = (await _begun(store, wanted)).result()
+            result = (await _first_result(store, request)).result()
         except TimeoutError:
             raise SlideReadError(SILENT.format(self._name)) from None
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
-        meta, (begin, end) = result.meta, result.range
-        size = int(meta["size"])
-        if (begin, end) != wanted.within(size):
-            return None
-        if end - begin > MOST_BYTES:
-            raise UnsupportedSlideError(
-                f"'{self._name}' has parts of more than {MOST_BYTES >> 20} MiB, which are too "
-                "large to be read from a server; download it."
-            )
-        part = self._part
         try:
-            data = await self._received(result.stream(min_chunk_size=part), end - begin, part)
+            return await self._read(result, request)
+        finally:
+            if isinstance(result, HttpResponse):
+                result.close()
+
+    async def _read(
+        self, result: GetResult | HttpResponse, request: RangeRequest
+    ) -> Response | None:
+        """Read a response; return None if it is incomplete."""
+        from obstore.exceptions import BaseError
+
+        meta, (start, end) = result.meta, result.range
+        size = int(meta["size"])
+        if (start, end) != request.within(size):
+            return None
+        is_exact = not isinstance(result, HttpResponse) or result.is_exact
+        if end - start > request.most:
+            raise _too_large(self._name, request.most)
+        chunk = self._chunk
+        try:
+            stream = result.stream(min_chunk_size=chunk)
+            data = await self._receive(stream, end - start, chunk, is_exact=is_exact)
         except TimeoutError:
-            if part > PART:  # it may come, if it is looked at more often
-                self._part = PART
+            if chunk > CHUNK:  # smaller chunks extend the deadline more often
+                self._chunk = CHUNK
                 return None
             raise SlideReadError(SLOW.format(self._name)) from None
         except (BaseError, OSError):
             return None
-        return None if data is None else Answer(data, size, _version(meta))
+        if data is None:
+            if is_exact:
+                return None
+            raise _too_large(self._name, request.most)
+        media_type = result.media_type if isinstance(result, HttpResponse) else ""
+        return Response(data, size, _version(meta), media_type)
 
-    async def _received(self, parts: Any, length: int, size: int) -> memoryview | None:
-        """Put an answer together; None if there is not as much as was said, or more.
+    async def _receive(
+        self,
+        stream: BytesStream | AsyncIterable[bytes],
+        length: int,
+        chunk_size: int,
+        *,
+        is_exact: bool,
+    ) -> memoryview | None:
+        """Receive `length` bytes; return None if the server sends more, or fewer if `is_exact`.
 
         Raises
         ------
         TimeoutError
-            If it comes too slowly in parts of such a size.
+            If chunks of this size arrive too slowly.
         """
-        found, received = [], 0
+        chunks, received = [], 0
         clock = asyncio.get_running_loop().time
-        begin = clock()
-        latest = begin + limits.first_byte_seconds / (1 if size == PART else 4)
+        start = clock()
+        latest = start + limits.first_byte_seconds / (1 if chunk_size == CHUNK else 4)
         async with asyncio.timeout_at(latest) as deadline:
-            async for part in parts:
-                found.append(part)
-                received += len(part)
+            async for chunk in stream:
+                chunks.append(chunk)
+                received += len(chunk)
                 if received > length:
                     return None
-                if received == length and len(part) < size:
-                    break  # only a last part is smaller: to wait for the end costs as much again
+                if received == length and len(chunk) < chunk_size:
+                    break  # a short chunk is the last; waiting for the end takes as long as a chunk
                 deadline.reschedule(latest + received / limits.bytes_per_second)
-        if received < length:
+        if is_exact and received < length:
             return None
-        fast = int(PART_SECONDS * length / max(clock() - begin, 1e-6))
-        self._part = min(max(PART, fast), LARGEST_PART)
-        return memoryview(found[0] if len(found) == 1 else b"".join(found))
+        matching = int(CHUNK_SECONDS * received / max(clock() - start, 1e-6))
+        self._chunk = min(max(CHUNK, matching), LARGEST_CHUNK)
+        return memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
 
-def _version(meta: Any) -> str:
+def _too_large(name: str, most: int) -> UnsupportedSlideError:
+    return UnsupportedSlideError(
+        f"'{name}' has parts of more than {byte_size(most)}, which are too large to read from a "
+        "server; download it."
+    )
+
+
+def _version(meta: ObjectMeta) -> str:
     if meta["e_tag"]:
         return f"{ENTITY_TAG}{meta['e_tag']}"
     modified = meta["last_modified"]
@@ -270,21 +306,21 @@ def _version(meta: Any) -> str:
 
 
 def _check_process(name: str) -> None:
-    """Refuse to read in a copy of a process that has read: obstore would wait for ever there."""
+    """Refuse to read in a fork of a process that has used obstore: the read would never end."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
     if _first_process != os.getpid():
         raise SlideReadError(
-            f"'{name}' can't be read in a process that was forked from one which has read remote "
-            "slides; start processes by 'spawn' or 'forkserver'."
+            f"'{name}' can't be read in this process, because it was forked from one that has "
+            "read remote slides; start processes with 'spawn' or 'forkserver'."
         )
 
 
-def _open_store(url: str, name: str) -> Any:
+def _open_store(url: str, name: str) -> Store:
     if not is_supported(url):
         raise UnsupportedSlideError(
-            f"'{name}' lies where slides can't be read from; "
+            f"The scheme of '{name}' is not supported; "
             "use https, s3, gs or az, or the path of a file."
         )
     try:
@@ -293,21 +329,19 @@ def _open_store(url: str, name: str) -> Any:
         from obstore.store import from_url
     except ImportError:
         raise UnsupportedSlideError(
-            f"'{name}' lies on a server, which needs a further package; "
-            'run pip install "napari-wsigpu[remote]" and start again.'
+            f"'{name}' is on a server, and reading it needs additional packages; "
+            'run pip install "napari-wsigpu[remote]" and restart.'
         ) from None
     try:
-        login = _login(url)
-        if is_secret(url):
-            return SignedStore(url, login, CONNECT_SECONDS, 2 * limits.first_byte_seconds)
+        if is_http(url):
+            return HttpStore(url, _login(url), CONNECT_SECONDS, 2 * limits.first_byte_seconds)
         return from_url(
             url,
             client_options={
-                "allow_http": not url.lower().startswith("https:"),
+                "allow_http": True,  # for servers in the user's network, set by AWS_ENDPOINT_URL
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-                "read_timeout": FOR_EVER,
-                "timeout": FOR_EVER,
-                "default_headers": login,
+                "read_timeout": NO_TIMEOUT,
+                "timeout": NO_TIMEOUT,
             },
             retry_config={
                 "max_retries": RETRIES,
@@ -315,56 +349,61 @@ def _open_store(url: str, name: str) -> Any:
             },
         )
     except (BaseError, ValueError):
-        raise SlideNotFoundError(f"'{name}' is no URL of an object; check it.") from None
+        raise SlideNotFoundError(f"'{name}' is not the URL of an object; check the URL.") from None
 
 
 def _login(url: str) -> dict[str, str]:
-    """Return the header that sends a URL's user and password, which obstore leaves out."""
+    """Return the header with the URL's user and password."""
     parts = urlsplit(url)
-    if not parts.scheme.startswith("http") or parts.username is None:
+    if parts.username is None:
         return {}
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
-async def _begun(store: Any, wanted: _Wanted) -> asyncio.Future[Any]:
-    """Ask for a range, after half of the time once more, as a connection may be lost.
+async def _first_result(
+    store: Store, request: RangeRequest
+) -> asyncio.Future[GetResult | HttpResponse]:
+    """Request a range; repeat the request after half the time limit in case the connection is lost.
 
-    What is returned has a result with obstore's attributes.
+    Returns
+    -------
+    Future
+        The first of the two requests that is done.
 
     Raises
     ------
     TimeoutError
-        If no answer begins in time.
+        If no response starts in time.
     """
     from obstore import get_async
 
-    asked: list[asyncio.Future[Any]] = []
+    sent: list[asyncio.Future[GetResult | HttpResponse]] = []
     try:
         for _ in range(2):
-            if isinstance(store, SignedStore):
-                begin, end = wanted.within(FARTHEST)
-                asked.append(asyncio.ensure_future(store.get(begin, end)))
+            if isinstance(store, HttpStore):
+                sent.append(asyncio.ensure_future(store.get(request)))
             else:
-                answer = get_async(store, wanted.key, options=wanted.options)
-                asked.append(asyncio.ensure_future(answer))
+                response = get_async(store, request.key, options=request.options)
+                sent.append(asyncio.ensure_future(response))
             seconds = limits.first_byte_seconds / 2
-            done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
+            done, _ = await asyncio.wait(sent, timeout=seconds, return_when="FIRST_COMPLETED")
             if done:
-                return done.pop()  # whose error shall not hold this frame
+                # Return the future: raising its error here would keep this frame alive.
+                return done.pop()
         raise TimeoutError
     finally:
-        for future in asked:
+        for future in sent:
             future.cancel()
 
 
-async def _end(store: Any) -> None:
-    """Cancel what is asked for, and let go of connections."""
-    others: list[asyncio.Task[Any]] = [
+async def _shut_down(store: Store) -> None:
+    """Cancel all other tasks of the event loop, and close the connections."""
+    others: list[asyncio.Task[object]] = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task()
     ]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    if isinstance(store, SignedStore):
+    if isinstance(store, HttpStore):
         await store.close()

@@ -1,4 +1,4 @@
-"""Blocks of remote slides on the local disk: those unused the longest go beyond a budget."""
+"""Cache of remote slides' blocks on the local disk, with a budget and LRU eviction."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ HEAD = struct.Struct("<4sI16s")
 MAGIC = b"WSB2"
 SECRET, SECRET_BYTES = "secret", 32
 LEFT_AFTER_EVICTION = 0.9
-# Other processes write too: how much of the budget this one writes before it looks again.
-SHARE_UNSEEN = 1 / 16
+# Other processes write to the cache, too, so a process measures the files again whenever it has
+# written this share of the budget.
+SHARE_UNMEASURED = 1 / 16
 
 logger = logging.getLogger(__name__)
 
@@ -41,39 +42,39 @@ class _Entry(NamedTuple):
 
 
 class DiskCache:
-    """Blocks of bytes as files, within a budget; safe under many threads and processes.
+    """Blocks of bytes in files, within a budget; safe to use from many threads and processes.
 
-    What can't be read or written is as if it were not there.
+    A block that can't be read counts as missing, and one that can't be written is not cached.
 
     Parameters
     ----------
     folder : Path
-        Where the files are; made when it is needed, for its owner only.
+        Folder of the files; created on demand, accessible to its owner only.
     budget : int
-        How many bytes they may take; 0 for no cache.
+        Maximum size of all files in bytes; 0 disables the cache.
 
     Attributes
     ----------
     folder, budget
-        The same; the budget can be changed.
+        The parameters; the budget can be changed.
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
         self.folder = folder
         self.budget = budget
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_used` and `_unmeasured`, and eviction
         self._used: int | None = None
-        self._unseen = 0
+        self._unmeasured = 0
         self._warned = False
         self._secret: bytes | None = None
 
     def get(self, key: str, block: int) -> bytes | None:
-        """Return a block, now the most recently used; None if it is not there or damaged.
+        """Return a block and mark it as recently used; None if it is missing or damaged.
 
         Parameters
         ----------
         key : str
-            Name of an object in one version, fit for a file name.
+            Name for one version of an object, valid as a file name.
         block : int
             Number of the block.
         """
@@ -91,25 +92,25 @@ class DiskCache:
         return data
 
     def put(self, key: str, block: int, data: bytes | memoryview) -> None:
-        """Keep a block, and remove others that were not used for the longest time."""
+        """Store a block, and evict the least recently used ones beyond the budget."""
         size = HEAD.size + len(data)
         if size > self.budget:
             return
         folder = self.folder / key
-        # Texts, as a path takes longer to be made than a block to be read.
+        # Strings: creating a `Path` takes longer than reading a block.
         path = f"{folder}/{block}"
         unfinished = f"{path}.{os.getpid()}-{next(_numbers)}"
         try:
-            self._make_room(size)
+            self._reserve(size)
             seal = self._seal(key, block, data)
             folder.mkdir(mode=0o700, exist_ok=True)
             if folder.is_symlink():
                 raise PermissionError(f"'{folder}' is a link")
             try:
-                with open(unfinished, "xb", buffering=0) as file:  # noqa: PTH123 - a text
+                with open(unfinished, "xb", buffering=0) as file:  # noqa: PTH123 - a string
                     file.write(HEAD.pack(MAGIC, len(data), seal))
                     file.write(data)
-                os.replace(unfinished, path)  # noqa: PTH105 - a text
+                os.replace(unfinished, path)  # noqa: PTH105 - a string
             except OSError:
                 with suppress(OSError):
                     Path(unfinished).unlink()
@@ -125,7 +126,7 @@ class DiskCache:
             self._evict(0)
 
     def _checked(self, content: bytes, key: str, block: int) -> bytes | None:
-        """Return the data of a file's content; None if it is damaged, or of another block."""
+        """Return the data in a file's content; None if damaged or from another block."""
         if len(content) < HEAD.size:
             return None
         magic, length, seal = HEAD.unpack_from(content)
@@ -135,41 +136,42 @@ class DiskCache:
         return data if hmac.compare_digest(seal, self._seal(key, block, data)) else None
 
     def _seal(self, key: str, block: int, data: bytes | memoryview) -> bytes:
-        """Return what only this user can make of a block's name and data.
+        """Return a message authentication code of a block's name and data.
 
         Raises
         ------
         OSError
-            If there is no secret, nor can one be kept.
+            If the folder's secret can be neither read nor created.
         """
         if self._secret is None:
             self._secret = _secret_in(self.folder)
-        # The fastest that processors help with: a first view reads some megabytes.
+        # SHA-256 has hardware support, which matters: the first view reads several megabytes.
         seal = hmac.new(self._secret, f"{key}/{block}/".encode(), "sha256")
         seal.update(data)
         return seal.digest()[:16]
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
+        """Count a block that will be written, and evict others if the budget is exceeded."""
         with self._lock:
-            if self._used is None or self._unseen > self.budget * SHARE_UNSEEN:
-                self._used, self._unseen = sum(entry.size for entry in self._entries()), 0
+            if self._used is None or self._unmeasured > self.budget * SHARE_UNMEASURED:
+                self._used, self._unmeasured = sum(entry.size for entry in self._entries()), 0
             self._used += size
-            self._unseen += size
+            self._unmeasured += size
             if self._used > self.budget:
                 self._evict(int(self.budget * LEFT_AFTER_EVICTION) - size)
                 self._used += size
 
     def _evict(self, budget: int) -> None:
-        """Remove what was unused the longest until the rest is within a budget."""
+        """Remove the least recently used blocks until the rest is within a budget."""
         entries = sorted(self._entries())
-        self._used, self._unseen = sum(entry.size for entry in entries), 0
+        self._used, self._unmeasured = sum(entry.size for entry in entries), 0
         for entry in entries:
             if self._used <= budget:
                 break
             with suppress(OSError):
                 Path(entry.path).unlink()
             self._used -= entry.size
-            with suppress(OSError):  # others are in it
+            with suppress(OSError):  # the folder is not empty
                 Path(entry.path).parent.rmdir()
 
     def _entries(self) -> Iterator[_Entry]:
@@ -183,29 +185,30 @@ class DiskCache:
 
 
 def _content(path: str) -> bytes:
-    """Return what a file of this user holds; no link is followed, nor is a pipe waited for.
+    """Return the content of a regular file of this user, without following a symbolic link.
 
     Raises
     ------
     OSError
-        If it is something else, or can't be read.
+        If the path is anything else, or can't be read.
     """
+    # O_NONBLOCK keeps `open` from waiting for the other end of a pipe.
     flags = (getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     with open(os.open(path, sum(flags)), "rb") as file:  # noqa: PTH123 - a handle
         status = os.fstat(file.fileno())
         own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
         if not (own and stat.S_ISREG(status.st_mode)):
-            raise PermissionError(f"'{path}' is no file of this user")
+            raise PermissionError(f"'{path}' is not a regular file of this user")
         return file.read()
 
 
 def _secret_in(folder: Path) -> bytes:
-    """Return what seals a folder's blocks, made when it is asked for first.
+    """Return the key that authenticates a folder's blocks; create it on first use.
 
     Raises
     ------
     OSError
-        If it can't be read or kept.
+        If the key can be neither read nor created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / SECRET
@@ -227,10 +230,10 @@ def _secret_in(folder: Path) -> bytes:
 
 @cache
 def disk_cache() -> DiskCache:
-    """Return the process's cache.
+    """Return the cache of this process.
 
-    Its budget is the environment variable WSIGPU_DISK_CACHE_BYTES, 2 GiB without it; its folder is
-    WSIGPU_DISK_CACHE_FOLDER, or one in the user's folder for caches.
+    The environment variables WSIGPU_DISK_CACHE_BYTES and WSIGPU_DISK_CACHE_FOLDER set its budget
+    and folder; the defaults are 2 GiB, and a folder in the user's cache directory.
     """
     from platformdirs import user_cache_path
 
@@ -239,15 +242,15 @@ def disk_cache() -> DiskCache:
 
 
 def _budget() -> int:
-    given = os.environ.get(BUDGET) or str(DEFAULT_BUDGET)
+    value = os.environ.get(BUDGET) or str(DEFAULT_BUDGET)
     with suppress(ValueError, OverflowError):
-        budget = int(float(given))
+        budget = int(float(value))
         if budget >= 0:
             return budget
     logger.warning(
-        "%s is '%s', which is no number of bytes as 2e9 is; the cache on disk takes %s at most.",
+        "%s is '%s', but must be a number of bytes such as 2e9; the disk cache is limited to %s.",
         BUDGET,
-        given,
+        value,
         byte_size(DEFAULT_BUDGET),
     )
     return DEFAULT_BUDGET

@@ -1,4 +1,4 @@
-"""A remote file as a parser of headers reads it: forwards, in leaps, a few bytes at a time."""
+"""Read-ahead for header parsers, which read a remote file in many small steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from napari_wsigpu.model.errors import CorruptSlideError, SlideError
 from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing_extensions import Buffer
 
     from napari_wsigpu.storage.source import ByteSource
 
@@ -20,15 +20,15 @@ TAIL = 512 << 10
 
 
 class ReadAheadFile(io.RawIOBase):
-    """A source as a file that is read ahead, farther the longer it is read on.
+    """A file object that reads ahead, in steps that grow while reads are sequential.
 
-    With the first leap away from its begin the file's end is read as well: parts of a header that
-    do not lie in front mostly lie there.
+    The first jump away from the start also reads the end of the file, since the parts of a header
+    that are not at the start are usually there.
 
     Parameters
     ----------
     source : ByteSource
-        Where the bytes are; it keeps what it read.
+        The source; it must cache what it reads, because this object does not.
     size : int
         Size of the file in bytes.
     name : str
@@ -37,9 +37,9 @@ class ReadAheadFile(io.RawIOBase):
     Attributes
     ----------
     name : str
-        The same, which parsers ask of a file.
+        The file's name, which some parsers look up.
     failure : SlideError or None
-        The first error; parsers may go on without what they could not read.
+        The first error. Some parsers swallow errors and continue without the data.
     """
 
     def __init__(self, source: ByteSource, size: int, name: str) -> None:
@@ -48,34 +48,34 @@ class ReadAheadFile(io.RawIOBase):
         self._size = size
         self.name = name
         self._position = 0
-        self._known: list[tuple[int, int]] = []
+        self._fetched_ranges: list[tuple[int, int]] = []  # start and end
         self._step = FIRST_STEP
-        self._leapt = False
-        self._fetched = 0
+        self._has_jumped = False
+        self._fetched_bytes = 0
         self.failure: SlideError | None = None
 
     def readable(self) -> bool:
-        """Whether it can be read: it can."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Whether it can be read in any order: it can."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position that is read next."""
+        """Return the position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position, as in any file."""
+        """Move to a position, as in any file, and return it."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise OSError("a position before the file's begin")
+            raise OSError("negative seek position")
         self._position = start + offset
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
-        """Read on into a buffer; fewer bytes at the file's end."""
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill a buffer from the current position, and return the number of bytes read."""
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._size - self._position))
         if self.failure is not None:
@@ -90,27 +90,27 @@ class ReadAheadFile(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
-    def _read_ahead(self, begin: int, length: int) -> None:
-        """Have the source read what comes next, unless that was done."""
-        end = begin + length
-        if any(first <= begin and end <= last for first, last in self._known):
+    def _read_ahead(self, start: int, length: int) -> None:
+        """Let the source cache a range and the bytes after it, unless it has done so already."""
+        end, fetched = start + length, self._fetched_ranges
+        if any(first <= start and end <= last for first, last in fetched):
             return
-        if not self._known or any(first <= begin <= last for first, last in self._known):
-            self._step = min(self._step * GROWTH, LARGEST_STEP) if self._known else FIRST_STEP
-            leaps = False
+        if not fetched or any(first <= start <= last for first, last in fetched):
+            self._step = min(self._step * GROWTH, LARGEST_STEP) if fetched else FIRST_STEP
+            first_jump = False
         else:
             self._step = FIRST_STEP
-            leaps = not self._leapt
-        # Behind a long list, as of tiles' offsets, there mostly lies another one.
-        ahead = [(begin, max(2 * length, self._step))]
-        if leaps:
-            self._leapt = True
+            first_jump = not self._has_jumped
+        # A long array, such as the offsets of tiles, is usually followed by another one.
+        ahead = [(start, max(2 * length, self._step))]
+        if first_jump:
+            self._has_jumped = True
             ahead.append((max(0, self._size - TAIL), TAIL))
-        self._fetched += sum(wanted for _, wanted in ahead)
-        if self._fetched > limits.header_bytes:
+        self._fetched_bytes += sum(count for _, count in ahead)
+        if self._fetched_bytes > limits.header_bytes:
             raise CorruptSlideError(
-                f"The header of '{self.name}' seems to be larger than any slide's: "
+                f"The header of '{self.name}' is larger than in any known slide: "
                 f"{limits.advice('header_bytes')}."
             )
         self._source.read(ahead)
-        self._known += [(first, min(first + wanted, self._size)) for first, wanted in ahead]
+        fetched += [(first, min(first + count, self._size)) for first, count in ahead]

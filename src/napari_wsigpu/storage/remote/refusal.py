@@ -1,6 +1,6 @@
-"""Why a server does not give a file, in one sentence each.
+"""Messages for the reasons why a server does not send a file.
 
-What obstore says itself holds the URL with its secrets, so it is read but not passed on.
+obstore's own messages contain the URL with its secrets, so they are analyzed but never shown.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 
-BREAKS_OFF = "The connection to the server of '{}' breaks off again and again; try again later."
+DISCONNECTED = "The server of '{}' keeps closing the connection; try again later."
 FORBIDDEN = (
-    "You have no permission to read '{}', or its link has expired; check your credentials, or ask "
-    "its owner for access."
+    "You have no permission to read '{}', or the link has expired; check your credentials, or ask "
+    "the owner for access."
 )
 MISSING = "There is no file at '{}'; check the URL."
 BUSY = "The server of '{}' is too busy; try again later."
-FAILS = "The server of '{}' fails; try again later."
-EMPTY = "'{}' is empty, or shorter than its server says; choose a slide's file."
-SILENT = "The server of '{}' does not answer in time; try again later."
+FAILS = "The server of '{}' reports an internal error; try again later."
+EMPTY = "'{}' is empty, or shorter than its server claims; choose a slide file."
+SILENT = "The server of '{}' did not respond in time; try again later."
 SLOW = (
-    "The server of '{}' sends its bytes too slowly to read a slide; try again later, or lower the "
+    "The server of '{}' sends data too slowly to read a slide; try again later, or lower the "
     "limit 'bytes_per_second'."
 )
 UNREADABLE = "'{}' can't be read from its server; check the URL and the network, and try again."
 
 WITHOUT_RANGES = (
-    "The server of '{}' can't send parts of a file (range requests); download the whole slide and "
-    "open that."
+    "The server of '{}' does not support range requests; download the whole slide and open the "
+    "copy."
+)
+TRANSCODES = (
+    "The server of '{}' does not send its images as they are stored; download the series and open "
+    "its folder."
 )
 
 STATUS = re.compile(r"\bstatus: (\d{3}),")
@@ -42,6 +46,7 @@ BY_STATUS = {
     401: FORBIDDEN,
     403: FORBIDDEN,
     404: MISSING,
+    406: TRANSCODES,
     410: MISSING,
     416: EMPTY,
     429: BUSY,
@@ -50,48 +55,52 @@ BY_STATUS = {
     502: FAILS,
     504: FAILS,
 }
-# In the order in which an error is searched for them.
+# Sentences by the mark that selects them; an error's text is searched for the marks in this order.
 BY_MARK = {
     "RangeNotSupported": WITHOUT_RANGES,
     "NotPartial": WITHOUT_RANGES,
     "UnexpectedRange": WITHOUT_RANGES,
     "ContentRange": WITHOUT_RANGES,
     "MissingContentLength": WITHOUT_RANGES,
-    "dns error": "There is no server of the name in '{}', or no network; check both.",
+    "dns error": "The server of '{}' was not found; check its name and the network.",
     "InvalidCertificate": (
-        "The server of '{}' can't prove that it is the right one (its certificate is not valid); "
-        "ask whoever runs it."
+        "The certificate of the server of '{}' is not valid; ask the server's administrator."
     ),
     "ConnectionRefused": "The server of '{}' refuses connections; check the URL.",
     "TimedOut": SILENT,
-    "IncompleteMessage": BREAKS_OFF,
+    "IncompleteMessage": DISCONNECTED,
+    "LocalRedirect": (
+        "The server of '{}' redirects to this computer or its network segment, which is not "
+        "allowed; if you trust the target, add it to limits.allow_hosts."
+    ),
     "BareRedirect": (
-        "'{}' lies in another region than is set; set AWS_REGION, or what its server uses."
+        "'{}' is not in the configured region; set AWS_REGION, or its equivalent for this server."
     ),
 }
-# All others are of servers and networks.
+# All other sentences report problems with servers and networks, and raise `SlideReadError`.
 KINDS: dict[str, type[SlideError]] = {
     FORBIDDEN: SlidePermissionError,
     MISSING: SlideNotFoundError,
     EMPTY: NotASlideError,
     WITHOUT_RANGES: UnsupportedSlideError,
+    TRANSCODES: UnsupportedSlideError,
 }
 
 
 def server_error(name: str, error: Exception) -> SlideError:
-    """Say why obstore could not read an object.
+    """Return an error with the reason why an object could not be read.
 
     Parameters
     ----------
     name : str
-        Its URL without secrets.
+        The URL of the object without secrets.
     error : Exception
-        What obstore raised.
+        The error of obstore or `HttpStore`.
     """
     text = str(error)
     status = STATUS.search(text)
     if status is not None:
         sentence = BY_STATUS.get(int(status[1]), UNREADABLE)
     else:
-        sentence = next((said for mark, said in BY_MARK.items() if mark in text), UNREADABLE)
+        sentence = next((each for mark, each in BY_MARK.items() if mark in text), UNREADABLE)
     return KINDS.get(sentence, SlideReadError)(sentence.format(name))

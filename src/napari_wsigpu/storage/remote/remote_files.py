@@ -1,12 +1,12 @@
-"""Encoded bytes from several files of a folder on a server, as if they lay one after another."""
+"""Encoded bytes from several files on a server, addressed as if they were concatenated."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.storage.remote.connection import Connection
-from napari_wsigpu.storage.remote.source import RemoteSource
-from napari_wsigpu.storage.source import SourcesInTurn, ViewSource
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
+from napari_wsigpu.storage.source import ConcatenatedSource, ViewSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import RemoteFile, SlideFile
 
 
-class RemoteFilesSource(SourcesInTurn[RemoteSource], ViewSource):
-    """Files on a server as one source; a range ends with the file in which it begins.
+class RemoteFilesSource(ConcatenatedSource[RemoteSource], ViewSource):
+    """Files on a server as one source; no range extends beyond the file in which it starts.
 
     Parameters
     ----------
     sources : sequence of RemoteSource
-        In the order in which they follow one another; closed with this.
+        The files in order; this source owns and closes them.
     """
 
     def __init__(self, sources: Sequence[RemoteSource]) -> None:
@@ -28,7 +28,7 @@ class RemoteFilesSource(SourcesInTurn[RemoteSource], ViewSource):
 
     @classmethod
     def of(cls, remote: RemoteFile, files: Sequence[SlideFile]) -> RemoteFilesSource:
-        """Return the files of a slide, which share a connection."""
+        """Return a source for the files of a slide, with one connection for all of them."""
         connection = Connection(remote.folder)
         return cls(
             [

@@ -1,4 +1,4 @@
-"""A file whose bytes a source gives, as much of a `Path` as a parser of headers needs."""
+"""A stand-in for `pathlib.Path`, for header parsers that read a file through a source."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class ServedFile:
-    """A file on a server, or of somebody's stream.
+    """A file on a server, or a stream that the caller has opened.
 
     Parameters
     ----------
     source : ByteSource
-        Its bytes.
+        Source of the file's bytes.
     file : SlideFile
-        What is known of it; its path is shown.
+        Size of the file, and the path to show in messages.
 
     Attributes
     ----------
     source, file
-        The same.
+        The parameters.
     """
 
     def __init__(self, source: ByteSource, file: SlideFile) -> None:
@@ -40,17 +40,17 @@ class ServedFile:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last component of its path."""
         return file_name(self.file.path)
 
     @contextmanager
     def open(self) -> Iterator[BoundedReader]:
-        """Give the file to be read.
+        """Yield a file object to read from.
 
         Raises
         ------
         SlideError
-            When it is closed, if it could not be read, though its parser went on without.
+            On exit, if any read has failed, even if the parser ignored the failure.
         """
         ahead = ReadAheadFile(self.source, self.file.size, self.file.path)
         try:

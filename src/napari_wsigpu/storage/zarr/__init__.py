@@ -1,1 +1,1 @@
-"""Zarr arrays: their chunks, read and written."""
+"""Zarr arrays, on disk and on servers: metadata, chunks, and checks of untrusted data."""

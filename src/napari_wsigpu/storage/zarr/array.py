@@ -1,10 +1,10 @@
-"""Zarr arrays and groups on disk: their metadata documents, and zarr's view of an array."""
+"""Metadata of Zarr arrays and groups, and how to open an array with zarr."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -13,13 +13,16 @@ from napari_wsigpu.model.errors import (
     file_error,
 )
 from napari_wsigpu.storage.zarr.guard import guard_of, guarded_store
-from napari_wsigpu.storage.zarr.server import LARGEST_DOCUMENT, ServerFolder
+from napari_wsigpu.storage.zarr.server import LARGEST_DOCUMENT, KeyFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    Folder = Path | ServerFolder
+    import zarr
+
+    from napari_wsigpu.storage.zarr.guard import Document
+
+    Folder = Path | KeyFolder
 
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 
@@ -29,30 +32,30 @@ class Node(NamedTuple):
 
     Attributes
     ----------
-    folder : Path or ServerFolder
+    folder : Path or KeyFolder
         Its folder.
     is_array : bool
         Whether it is an array.
     attributes : Mapping
-        Its attributes, whatever they are.
-    documents : tuple of Path or ServerFolder
-        The files that its metadata were read from.
+        Its attributes, not validated.
+    documents : tuple of Path or KeyFolder
+        The metadata files that were read.
     """
 
     folder: Folder
     is_array: bool
-    attributes: Mapping[str, Any]
+    attributes: Document
     documents: tuple[Folder, ...]
 
     @property
-    def ome(self) -> Mapping[str, Any]:
-        """What OME-Zarr says of it, where version 0.5 puts it, or earlier ones."""
+    def ome(self) -> Document:
+        """OME-Zarr metadata: the value of ``ome``, or all attributes before version 0.5."""
         found = self.attributes.get("ome")
         return found if isinstance(found, dict) else self.attributes
 
 
 def folder_of(path: Path) -> Path | None:
-    """Return the folder of an array or group by its path, or by that of its metadata; or None."""
+    """Return the folder of an array or group, given a path to it or its metadata, or None."""
     folder = path if path.is_dir() else path.parent
     if folder is not path and path.name not in DOCUMENTS:
         return None
@@ -60,14 +63,14 @@ def folder_of(path: Path) -> Path | None:
 
 
 def read_node(folder: Folder) -> Node | None:
-    """Read the metadata of an array or group; None if the folder is neither.
+    """Read the metadata of an array or group; return None if the folder is neither.
 
     Raises
     ------
     CorruptSlideError
-        If a document is damaged.
+        If a metadata file is damaged.
     SlideError
-        If one can't be read.
+        If a metadata file can't be read.
     """
     document = folder / "zarr.json"
     if document.is_file():
@@ -90,49 +93,49 @@ def read_node(folder: Folder) -> Node | None:
     return Node(folder, bool(named) and named[0].name == ".zarray", attributes, documents)
 
 
-def open_array(folder: Folder) -> Any:
-    """Return the `zarr.Array` of a folder.
+def open_array(folder: Folder) -> zarr.Array:
+    """Open the array in a folder, in a store that checks chunks; see `Guard`.
 
     Raises
     ------
     UnsupportedSlideError
-        If zarr is not installed, or lacks what the array needs, a codec for example.
+        If zarr is not installed, or lacks a codec or another feature that the array needs.
     CorruptSlideError
-        If its metadata are damaged.
+        If the array's metadata is damaged.
     """
     try:
         import zarr
         from zarr.errors import UnknownCodecError, ZarrUserWarning
     except ImportError as error:
         raise UnsupportedSlideError(
-            f"'{folder}' is a Zarr array, which needs further packages ({error}); "
-            'run pip install "napari-wsigpu[zarr]" and start again.'
+            f"'{folder}' is a Zarr array, and reading it needs additional packages ({error}); "
+            'run pip install "napari-wsigpu[zarr]" and restart.'
         ) from error
     try:
         with warnings.catch_warnings():
-            # That other programs may not know a codec is for those to read who write with it.
+            # zarr warns that other programs may not know a codec; that matters only to writers.
             warnings.simplefilter("ignore", ZarrUserWarning)
-            guard = guard_of(_metadata_of(folder), str(folder))
-            if isinstance(folder, ServerFolder):
+            guard = guard_of(_array_metadata(folder), str(folder))
+            if isinstance(folder, KeyFolder):
                 return zarr.open_array(store=folder.store(guard), mode="r")
             return zarr.open_array(store=guarded_store(folder, guard, DOCUMENTS), mode="r")
     except (MemoryError, SlideError):
         raise
     except UnknownCodecError as error:
         raise UnsupportedSlideError(
-            f"'{folder}' has a codec that zarr does not know ({brief(error)}); install it, or "
+            f"'{folder}' uses a codec that zarr does not know ({brief(error)}); install it, or "
             "save the array with zstd."
         ) from error
     except Exception:
-        # zarr raises whatever a wrong value happens to break (KeyError, TypeError, ...), and quotes
-        # that value, which is for nobody to see who was not shown the file.
+        # An invalid value makes zarr raise an arbitrary exception (KeyError, TypeError, ...) that
+        # quotes it. The value may be private, so it must not appear in our message.
         raise CorruptSlideError(
-            f"The metadata of the array '{folder}' are damaged; get a fresh copy of it."
+            f"The metadata of the array '{folder}' is damaged; get a fresh copy of it."
         ) from None
 
 
-def _metadata_of(folder: Folder) -> dict[str, Any]:
-    """Return what an array's document says, before zarr reads it."""
+def _array_metadata(folder: Folder) -> Document:
+    """Return an array's metadata, before zarr reads it; empty if there is none."""
     for name in ("zarr.json", ".zarray"):
         document = folder / name
         if document.is_file():
@@ -141,20 +144,20 @@ def _metadata_of(folder: Folder) -> dict[str, Any]:
 
 
 def brief(error: Exception) -> str:
-    """Return the first words of an error."""
+    """Return the first 120 characters of an error, on one line."""
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _read(document: Folder) -> dict[str, Any]:
+def _read(document: Folder) -> Document:
     try:
         if document.stat().st_size > LARGEST_DOCUMENT:
             raise CorruptSlideError(
-                f"'{document}' is too large to be read ({document.stat().st_size >> 20} MiB); "
-                "get a fresh copy of it."
+                f"'{document}' is too large for a metadata file ({document.stat().st_size >> 20} "
+                "MiB); get a fresh copy of it."
             )
         data = document.read_bytes()
         found = json.loads(data)
-        if b"\\ud" in data.lower():  # halves of characters, which can be neither shown nor saved
+        if b"\\ud" in data.lower():  # lone surrogates can be neither shown nor saved
             whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
             found = json.loads(whole)
     except OSError as error:
@@ -164,5 +167,5 @@ def _read(document: Folder) -> dict[str, Any]:
             f"'{document}' is damaged ({brief(error)}); get a fresh copy of it."
         ) from error
     if not isinstance(found, dict):
-        raise CorruptSlideError(f"'{document}' holds no metadata; get a fresh copy of it.")
+        raise CorruptSlideError(f"'{document}' is not a JSON object; get a fresh copy of it.")
     return found

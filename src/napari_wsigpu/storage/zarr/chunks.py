@@ -1,4 +1,4 @@
-"""Where the chunks of a Zarr array lie in local files, and where they go in a selection of it."""
+"""Find the chunks of Zarr arrays in local files, and the part of a selection that each fills."""
 
 from __future__ import annotations
 
@@ -6,42 +6,50 @@ import math
 import operator
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
 from io import FileIO
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from napari_wsigpu.model.errors import RegionError, UnsupportedArrayError
-from napari_wsigpu.storage.batch import PAGE, Batch
-from napari_wsigpu.storage.file import Run, join_ranges
+from napari_wsigpu.storage.file_reads import PAGE, FileReads
+from napari_wsigpu.storage.file_source import Run, join_ranges
+from napari_wsigpu.storage.zarr.guard import CHECKSUM, CHECKSUM_BYTES, MISSING, SHARDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import EllipsisType
 
-NUMBERS = "biufc"
-MISSING = 2**64 - 1
-CHECKSUM = 4
-# A process may open 1024 files; kvikio opens each twice, for one batch and the next.
-MOST_CHUNKS = 128
-SHARDS = "sharding_indexed"
-INDEX_CODECS = ["bytes", "crc32c"]
-# What a chunk is compressed with by its metadata, and what nvCOMP calls it.
+    import zarr
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.model.arrays import DType
+    from napari_wsigpu.storage.zarr.guard import Document
+
+    Item = int | slice | EllipsisType
+    Selection = Item | tuple[Item, ...]
+
+NUMERIC_KINDS = "biufc"  # of NumPy
+# A process may open 1024 files, and kvikio opens each twice, in two batches at the same time.
+MAX_CHUNKS = 128
+INDEX_CODECS = ["bytes", CHECKSUM]
+# Names of compressions in metadata, and in nvCOMP.
 NVCOMP = {"zstd": "Zstd", "lz4": "LZ4", "numcodecs.zstd": "Zstd", "numcodecs.lz4": "LZ4"}
 
 
 class Axis(NamedTuple):
-    """Positions along one axis of an array.
+    """The selected positions along one axis of an array.
 
     Attributes
     ----------
     start, step, length : int
-        They are ``start``, ``start + step``, ...; the step is positive.
+        The positions are ``start``, ``start + step``, ...; the step is positive.
     kept : bool
-        Whether the selection has this axis.
+        Whether the result has this axis; an integer index removes it.
     """
 
     start: int
@@ -50,48 +58,48 @@ class Axis(NamedTuple):
     kept: bool
 
 
-class Encoded(NamedTuple):
-    """How the chunks of an array are stored.
+class ChunkEncoding(NamedTuple):
+    """How the chunks of an array are encoded and stored.
 
     Attributes
     ----------
     chunk : tuple of int
-        Shape of what is encoded at once.
+        Shape of a chunk: the unit of compression.
     dtype : numpy.dtype
-        Of its samples, in native byte order.
+        Type of the samples, in native byte order.
     algorithm : str or None
-        What it is compressed with, as its reader calls it.
+        The reader's name for the compression; None for raw chunks.
     shard : tuple of int or None
-        Shape of what is one file, if that holds several.
+        Shape of a shard, if a file contains several chunks.
     index_first : bool
-        Whether the index of a shard is at its begin.
+        Whether the index of a shard is at the start of the file, rather than at the end.
     """
 
     chunk: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     algorithm: str | None
     shard: tuple[int, ...] | None = None
     index_first: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes of a decoded chunk."""
+        """Size of a decoded chunk in bytes."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
 
 class Chunk(NamedTuple):
-    """A chunk that a selection needs.
+    """A chunk that intersects a selection.
 
     Attributes
     ----------
     path : str
-        The file that holds it.
+        The file that contains it.
     offset, size : int
-        Where in that file.
+        Position of the chunk in that file, and its encoded size in bytes.
     inside : tuple of slice
-        What is wanted of it.
+        The selected part of the chunk.
     target : tuple of slice
-        Where that goes in the selection, which has all axes of the array.
+        Position of that part in the result, before axes are removed.
     """
 
     path: str
@@ -101,19 +109,69 @@ class Chunk(NamedTuple):
     target: tuple[slice, ...]
 
 
+class Location(NamedTuple):
+    """Byte range of a chunk file: the file on disk that holds it, its offset and its size."""
+
+    path: str
+    start: int
+    size: int
+
+
+class ChunkFiles(NamedTuple):
+    """The files of an array's chunks.
+
+    Attributes
+    ----------
+    locate : callable
+        ``locate(key)`` returns the `Location` of the file with this name in the array's folder;
+        None if there is none.
+    open_reader : callable
+        ``open_reader(path)`` returns a context manager that yields ``read(view, offset)``, which
+        fills a view with the bytes of the file at a path.
+    """
+
+    locate: Callable[[str], Location | None]
+    open_reader: Callable[[str], AbstractContextManager[Callable[[memoryview, int], None]]]
+
+
+def local_files(array: zarr.Array) -> ChunkFiles:
+    """Return the files of an array in a local folder.
+
+    Raises
+    ------
+    UnsupportedArrayError
+        If it is not in a local folder.
+    """
+    if not isinstance(array.store, import_module("zarr.storage").LocalStore):
+        raise UnsupportedArrayError("the array is not in a local folder")
+    root = os.path.join(array.store.root, array.path)  # noqa: PTH118 - there may be many chunks
+    return ChunkFiles(partial(_local_file, root), lambda path: ChunkFile(path).open_reader())
+
+
+def _local_file(root: str, key: str) -> Location | None:
+    path = f"{root}/{key}"
+    try:
+        status = os.stat(path)  # noqa: PTH116 - there may be many
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
+        raise ValueError(f"'{path}' is not a regular file")
+    return Location(path, 0, status.st_size)
+
+
 class ChunkFile:
-    """A file of chunks, opened for each read; see `gds.Readable`."""
+    """A file of chunks, opened for each read; see `Readable`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def checked_path(self) -> str:
-        """Return the path."""
+        """Return the path; a chunk file has no recorded version to check it against."""
         return self._path
 
     @contextmanager
-    def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
-        """Open it, and give out what fills a view with the bytes from a position on."""
+    def open_reader(self) -> Iterator[Callable[[memoryview, int], None]]:
+        """Open the file; yield ``read(view, offset)``, which fills the view."""
         with FileIO(self._path) as file:
 
             def read(view: memoryview, offset: int) -> None:
@@ -127,86 +185,85 @@ class ChunkFile:
             yield read
 
 
-def axes_of(selection: Any, shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return what a basic selection is on each axis.
+def axes_of(selection: Selection, shape: Sequence[int]) -> tuple[Axis, ...]:
+    """Return the positions along each axis of an array that a basic selection contains.
 
     Raises
     ------
     RegionError
-        If it is no selection of whole numbers, slices forward and an ellipsis, or out of bounds.
+        If the selection is out of bounds, or contains anything but integers, slices with positive
+        steps, and one ellipsis.
     """
     items = selection if isinstance(selection, tuple) else (selection,)
-    places = [place for place, item in enumerate(items) if item is Ellipsis]
-    if not places:
-        items, places = (*items, Ellipsis), [len(items)]
+    ellipses = [number for number, item in enumerate(items) if item is Ellipsis]
+    if not ellipses:
+        items, ellipses = (*items, Ellipsis), [len(items)]
     missing = len(shape) - len(items) + 1
-    if len(places) > 1 or missing < 0:
+    if len(ellipses) > 1 or missing < 0:
         raise RegionError(f"The selection {selection!r} does not fit an array of shape {shape}.")
     whole = (slice(None),) * missing
-    items = (*items[: places[0]], *whole, *items[places[0] + 1 :])
+    items = (*items[: ellipses[0]], *whole, *items[ellipses[0] + 1 :])
     return tuple(_axis(item, size) for item, size in zip(items, shape, strict=True))
 
 
-def _axis(item: Any, size: int) -> Axis:
+def _axis(item: Item, size: int) -> Axis:
     try:
         if isinstance(item, slice):
             start, stop, step = item.indices(size)
             if step < 0:
-                raise RegionError(f"A selection can't go backwards, as {item!r} does.")
+                raise RegionError(f"Slices with negative steps, such as {item!r}, can't be read.")
             return Axis(start, step, len(range(start, stop, step)), kept=True)
-        index = operator.index(item)
+        index = operator.index(cast("int", item))
     except (TypeError, ValueError):
         raise RegionError(
-            f"A selection is made of whole numbers, slices and an ellipsis, not of {item!r}."
+            f"A selection consists of integers, slices and an ellipsis, not of {item!r}."
         ) from None
     if not -size <= index < size:
-        raise RegionError(f"There is no place {index} on an axis of {size}.")
+        raise RegionError(f"Index {index} is out of range for an axis of size {size}.")
     return Axis(index % size, 1, 1, kept=False)
 
 
-def encoded(array: Any, algorithms: Mapping[str, str] = NVCOMP) -> Encoded:
-    """Return how the chunks of a zarr.Array are stored, in local files.
+def chunk_encoding(array: zarr.Array, algorithms: Mapping[str, str] = NVCOMP) -> ChunkEncoding:
+    """Return how the chunks of an array are stored in files.
 
     Parameters
     ----------
     array : zarr.Array
         The array.
     algorithms : Mapping of str to str
-        What its reader calls each compression that it knows, by their names in metadata.
+        The reader's names of the compressions that it supports, by their names in metadata.
 
     Raises
     ------
     UnsupportedArrayError
-        If they are not in local files, or stored in a way that is read by zarr alone.
+        If the chunks are stored in a way that only zarr can read.
     """
-    if not isinstance(array.store, import_module("zarr.storage").LocalStore):
-        raise UnsupportedArrayError("the array is not in a local folder")
     dtype = np.dtype(array.dtype)
-    if dtype.kind not in NUMBERS:
+    if dtype.kind not in NUMERIC_KINDS:
         raise UnsupportedArrayError(f"its samples are of type {dtype}")
     metadata = array.metadata.to_dict()
     if array.metadata.zarr_format == 2:
-        return _encoded_v2(metadata, dtype, algorithms)
+        return _chunk_encoding_v2(metadata, dtype, algorithms)
     grid = metadata["chunk_grid"]
     if grid["name"] != "regular":
         raise UnsupportedArrayError(f"its chunk grid is {grid['name']}")
     outer = tuple(grid["configuration"]["chunk_shape"])
     codecs = list(metadata["codecs"])
-    if [codec["name"] for codec in codecs] == [SHARDS]:
+    if [codec["name"] for codec in codecs] == [SHARDING]:
         sharding = codecs[0]["configuration"]
         index = [codec["name"] for codec in sharding["index_codecs"]]
         if index != INDEX_CODECS or not _is_little(sharding["index_codecs"][0], "big"):
-            raise UnsupportedArrayError("the index of its shards is encoded in an unusual way")
+            raise UnsupportedArrayError("the encoding of its shards' index is not supported")
         algorithm = _algorithm(sharding["codecs"], dtype, algorithms)
         inner = tuple(sharding["chunk_shape"])
-        at_begin = sharding["index_location"] == "start"
-        return Encoded(inner, dtype.newbyteorder("="), algorithm, outer, at_begin)
-    return Encoded(outer, dtype.newbyteorder("="), _algorithm(codecs, dtype, algorithms))
+        index_first = sharding["index_location"] == "start"
+        return ChunkEncoding(inner, dtype.newbyteorder("="), algorithm, outer, index_first)
+    return ChunkEncoding(outer, dtype.newbyteorder("="), _algorithm(codecs, dtype, algorithms))
 
 
-def _encoded_v2(
-    metadata: Mapping[str, Any], dtype: np.dtype[Any], algorithms: Mapping[str, str]
-) -> Encoded:
+def _chunk_encoding_v2(
+    metadata: Document, dtype: DType, algorithms: Mapping[str, str]
+) -> ChunkEncoding:
     compressor = metadata["compressor"]
     name = compressor["id"] if compressor else None
     if metadata["filters"]:
@@ -214,71 +271,75 @@ def _encoded_v2(
     if metadata["order"] != "C":
         raise UnsupportedArrayError("its chunks are in Fortran order")
     if not dtype.isnative:
-        raise UnsupportedArrayError("its samples are in the other byte order")
+        raise UnsupportedArrayError("its samples are not in native byte order")
     if name is not None and name not in algorithms:
-        raise UnsupportedArrayError(f"its chunks are compressed by {name}")
-    return Encoded(tuple(metadata["chunks"]), dtype, algorithms[name] if name else None)
+        raise UnsupportedArrayError(f"its chunks are compressed with {name}")
+    return ChunkEncoding(tuple(metadata["chunks"]), dtype, algorithms[name] if name else None)
 
 
 def _algorithm(
-    codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any], algorithms: Mapping[str, str]
+    codecs: Sequence[Document], dtype: DType, algorithms: Mapping[str, str]
 ) -> str | None:
     names = [codec["name"] for codec in codecs]
     if not names or names[0] != "bytes" or len(names) > 2:
-        raise UnsupportedArrayError(f"its chunks are encoded by {', '.join(names) or 'nothing'}")
+        raise UnsupportedArrayError(f"its codecs are {', '.join(names) or 'missing'}")
     if dtype.itemsize > 1 and not _is_little(codecs[0], "little"):
-        raise UnsupportedArrayError("its samples are in the other byte order")
+        raise UnsupportedArrayError("its samples are not in native byte order")
     if len(names) == 1:
         return None
     if names[1] not in algorithms:
-        raise UnsupportedArrayError(f"its chunks are compressed by {names[1]}")
+        raise UnsupportedArrayError(f"its chunks are compressed with {names[1]}")
     return algorithms[names[1]]
 
 
-def _is_little(codec: Mapping[str, Any], otherwise: str) -> bool:
-    endian: str = codec.get("configuration", {}).get("endian", otherwise)
+def _is_little(codec: Document, default: str) -> bool:
+    endian: str = codec.get("configuration", {}).get("endian", default)
     return endian == "little"
 
 
-def find_chunks(array: Any, stored: Encoded, axes: Sequence[Axis]) -> tuple[list[Chunk], bool]:
-    """Find the chunks of a zarr.Array that a selection needs.
+def find_chunks(
+    array: zarr.Array, encoding: ChunkEncoding, axes: Sequence[Axis], files: ChunkFiles
+) -> tuple[list[Chunk], bool]:
+    """Find the chunks of an array that intersect a selection.
 
     Parameters
     ----------
     array : zarr.Array
-        In a local folder.
-    stored : Encoded
-        How it is stored.
+        The array.
+    encoding : ChunkEncoding
+        The result of `chunk_encoding` for it.
     axes : sequence of Axis
         The selection.
+    files : ChunkFiles
+        The array's files.
 
     Returns
     -------
     list of Chunk
-        Those that there are.
+        The chunks that exist.
     bool
-        Whether others are missing: they hold the fill value.
+        Whether all exist; missing ones have the array's fill value.
 
     Raises
     ------
     UnsupportedArrayError
-        If a file is not as long as it should be, which zarr has words for.
+        If the size of a file is wrong, or the index of a shard is damaged. Let zarr read the file;
+        its error is more precise.
     """
-    root = os.path.join(array.store.root, array.path)  # noqa: PTH118 - there may be many chunks
-    outer = stored.shard or stored.chunk
+    outer = encoding.shard or encoding.chunk
     chunks: list[Chunk] = []
     complete = True
-    pieces = [_pieces(axis, size) for axis, size in zip(axes, stored.chunk, strict=True)]
+    splits = [_split(axis, size) for axis, size in zip(axes, encoding.chunk, strict=True)]
     indices: dict[tuple[int, ...], ChunkIndex | None] = {}
-    for parts in product(*pieces):
+    for parts in product(*splits):
         position = tuple(part[0] for part in parts)
         file = tuple(
             number * inner // size
-            for number, inner, size in zip(position, stored.chunk, outer, strict=True)
+            for number, inner, size in zip(position, encoding.chunk, outer, strict=True)
         )
         if file not in indices:
-            path = f"{root}/{array.metadata.encode_chunk_key(file)}"
-            indices[file] = _index_of(path, stored)
+            key = array.metadata.encode_chunk_key(file)
+            indices[file] = _read_index(files, key, encoding)
         index = indices[file]
         found = None if index is None else index.find(position)
         if index is None or found is None:
@@ -286,93 +347,100 @@ def find_chunks(array: Any, stored: Encoded, axes: Sequence[Axis]) -> tuple[list
             continue
         inside = tuple(part[1] for part in parts)
         target = tuple(part[2] for part in parts)
-        chunks.append(Chunk(index.path, *found, inside, target))
+        chunks.append(Chunk(index.file.path, *found, inside, target))
     return chunks, complete
 
 
-def _pieces(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
-    """Cut an axis at the ends of chunks: number of the chunk, what of it, and where that goes."""
+def _split(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
+    """Split an axis at the borders of chunks.
+
+    Returns
+    -------
+    list of (int, slice, slice)
+        Number of each chunk, its selected part, and the position of that part in the result.
+    """
     if not axis.length:
         return []
     last = axis.start + axis.step * (axis.length - 1)
-    pieces = []
+    parts = []
     for number in range(axis.start // size, last // size + 1):
         first = max(0, -(-(number * size - axis.start) // axis.step))
         past = min(axis.length, -(-((number + 1) * size - axis.start) // axis.step))
         if first < past:
-            begin = axis.start + axis.step * first - number * size
-            end = begin + axis.step * (past - first - 1) + 1
-            pieces.append((number, slice(begin, end, axis.step), slice(first, past)))
-    return pieces
+            start = axis.start + axis.step * first - number * size
+            stop = start + axis.step * (past - first - 1) + 1
+            parts.append((number, slice(start, stop, axis.step), slice(first, past)))
+    return parts
 
 
 class ChunkIndex(NamedTuple):
-    """Where chunks lie in one file.
+    """The positions of chunks in one file.
 
     Attributes
     ----------
-    path : str
+    file : Location
         The file.
-    size : int
-        Its size, which is that of the only chunk, if there is no table.
-    table : ndarray of uint64, or None
-        Offset and size of the chunks of a shard, by their position in it.
+    table : ndarray of uint64, shape (chunks along each axis ..., 2), or None
+        Offset and size of each chunk of a shard; None if the whole file is one chunk.
     """
 
-    path: str
-    size: int
-    table: np.ndarray[Any, Any] | None = None
+    file: Location
+    table: NDArray[np.uint64] | None = None
 
     def find(self, chunk: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return offset and size of a chunk, None if it is missing."""
+        """Return the offset and size of a chunk; None if it is missing."""
         if self.table is None:
-            return 0, self.size
+            return self.file.start, self.file.size
         counts = self.table.shape
         inside = tuple(number % count for number, count in zip(chunk, counts, strict=False))
         offset, size = self.table[inside].tolist()
-        return None if offset == size == MISSING else (offset, size)
+        return None if offset == size == MISSING else (self.file.start + offset, size)
 
 
-def _index_of(path: str, stored: Encoded) -> ChunkIndex | None:
-    """Return what a file holds, None if there is no file."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - there may be many
-    except FileNotFoundError:
+def _read_index(files: ChunkFiles, key: str, encoding: ChunkEncoding) -> ChunkIndex | None:
+    """Return the positions of chunks in a file; None if there is no file."""
+    file = files.locate(key)
+    if file is None:
         return None
-    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its other end
-        raise ValueError(f"'{path}' is no regular file")
-    length = status.st_size
-    table, used = None, [[0, length]]
-    if stored.shard is not None:
-        counts = [n // m for n, m in zip(stored.shard, stored.chunk, strict=True)]
-        table = _read_index(path, length, (*counts, 2), first=stored.index_first)
-        used = table[table[..., 0] != MISSING].tolist()
-    raw = stored.algorithm is None
+    table, present = None, [[0, file.size]]
+    if encoding.shard is not None:
+        counts = [n // m for n, m in zip(encoding.shard, encoding.chunk, strict=True)]
+        table = _read_table(files, file, (*counts, 2), first=encoding.index_first)
+        present = table[table[..., 0] != MISSING].tolist()
+    raw = encoding.algorithm is None
     if any(
-        offset + size > length or (size != stored.size if raw else not size)
-        for offset, size in used
+        offset + size > file.size or (size != encoding.size if raw else not size)
+        for offset, size in present
     ):
-        raise UnsupportedArrayError(f"'{path}' is not as long as its chunks are")
-    return ChunkIndex(path, length, table)
+        raise UnsupportedArrayError(f"the size of '{file.path}' does not match its chunks")
+    return ChunkIndex(file, table)
 
 
-def _read_index(
-    path: str, length: int, shape: tuple[int, ...], *, first: bool
-) -> np.ndarray[Any, Any]:
+def _read_table(
+    files: ChunkFiles, file: Location, shape: tuple[int, ...], *, first: bool
+) -> NDArray[np.uint64]:
     size = math.prod(shape) * np.dtype(np.uint64).itemsize
-    if length < size + CHECKSUM:
-        raise UnsupportedArrayError(f"'{path}' is shorter than the index of a shard")
-    with Path(path).open("rb") as file:
-        file.seek(0 if first else length - size - CHECKSUM)
-        data = file.read(size + CHECKSUM)
-    checksum = import_module("google_crc32c").value(data[:size])
+    if file.size < size + CHECKSUM_BYTES:
+        raise UnsupportedArrayError(f"'{file.path}' is shorter than the index of a shard")
+    data = bytearray(size + CHECKSUM_BYTES)
+    with files.open_reader(file.path) as read:
+        read(memoryview(data), file.start + (0 if first else file.size - len(data)))
+    checksum = import_module("google_crc32c").value(bytes(data[:size]))
     if checksum != int.from_bytes(data[size:], "little"):
-        raise UnsupportedArrayError(f"the index of '{path}' is damaged")
+        raise UnsupportedArrayError(f"the index of '{file.path}' is damaged")
     return np.frombuffer(data, "<u8", size // 8).reshape(shape)
 
 
-def plan(chunks: Sequence[Chunk]) -> tuple[Batch, list[int]]:
-    """Plan to read chunks into one buffer; return that, and where each chunk comes to lie."""
+def plan_reads(chunks: Sequence[Chunk]) -> tuple[FileReads, list[int]]:
+    """Plan to read chunks into one buffer.
+
+    Returns
+    -------
+    FileReads
+        The plan, aligned to pages.
+    list of int
+        Position of each chunk in the buffer.
+    """
     files: dict[str, list[int]] = {}
     for number, chunk in enumerate(chunks):
         files.setdefault(chunk.path, []).append(number)
@@ -395,15 +463,15 @@ def plan(chunks: Sequence[Chunk]) -> tuple[Batch, list[int]]:
         for number, start in zip(members, joined.starts.tolist(), strict=True):
             starts[number] = end + start
         end += -(-joined.size // PAGE) * PAGE
-    return Batch(end, reads), starts
+    return FileReads(end, reads), starts
 
 
-def batches_of(chunks: Sequence[Chunk], most: int) -> Iterator[Sequence[Chunk]]:
-    """Cut chunks into batches of at most so many bytes, or one chunk, and few files."""
+def batches_of(chunks: Sequence[Chunk], max_bytes: int) -> Iterator[Sequence[Chunk]]:
+    """Split chunks into batches of at most `max_bytes` (or one chunk) and `MAX_CHUNKS` chunks."""
     batch: list[Chunk] = []
     size = 0
     for chunk in chunks:
-        if batch and (size + chunk.size > most or len(batch) == MOST_CHUNKS):
+        if batch and (size + chunk.size > max_bytes or len(batch) == MAX_CHUNKS):
             yield batch
             batch, size = [], 0
         batch.append(chunk)

@@ -1,4 +1,7 @@
-"""Zarr hierarchies on servers: their folders as far as parsers need paths, and zarr's store."""
+"""Zarr hierarchies whose objects have keys: on servers, and in archives.
+
+`KeyFolder` stands in for `pathlib.Path`, and its `store` lets zarr read the objects.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from napari_wsigpu.model.errors import (
     SlideNotFoundError,
@@ -17,13 +20,18 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.remote.connection import Connection
-from napari_wsigpu.storage.remote.signed import is_secret
+from napari_wsigpu.storage.remote.http_store import has_query
 from napari_wsigpu.storage.remote.url import public_url
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Future
+    from typing import NoReturn
 
-    from napari_wsigpu.storage.remote.connection import Answer
+    from zarr.abc.store import ByteRequest, Store
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+    from napari_wsigpu.storage.remote.connection import Response
     from napari_wsigpu.storage.zarr.guard import Guard
 
 DOCUMENTS = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
@@ -31,51 +39,66 @@ LARGEST_DOCUMENT = 16 << 20
 
 
 class Status(NamedTuple):
-    """The size of an object, by the name that `os.stat` has for it."""
+    """The size of an object, under the name that `os.stat` uses."""
 
     st_size: int
 
 
+class Hierarchy(Protocol):
+    """The objects of a Zarr hierarchy by their keys."""
+
+    name: str
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> Future[Response]:
+        """Read an object or a range of it; a negative offset counts from its end."""
+        ...
+
+    def document(self, key: str) -> bytes | None:
+        """Return the content of a metadata document; None if there is none."""
+
+
 class ZarrServer:
-    """What lies below a URL. Documents of metadata are asked for once, those of a folder together.
+    """A Zarr hierarchy below a URL.
+
+    Metadata documents are requested once, all documents of a folder at the same time.
 
     Parameters
     ----------
     url : str
-        Of a folder; see `Connection`.
+        URL of a folder; see `Connection`.
 
     Attributes
     ----------
     name : str
-        What of the URL may be shown.
+        The URL without its secrets.
 
     Raises
     ------
     UnsupportedSlideError
-        If the URL has a query, which is for one object only.
+        If the URL has a query, which would be valid for one object only.
     """
 
     def __init__(self, url: str) -> None:
         self.name = public_url(url).rstrip("/")
-        if is_secret(url):
+        if has_query(url):
             raise UnsupportedSlideError(
-                f"'{self.name}' is a folder of Zarr, whose URL can't have a query; give the URL "
-                "without it, and credentials in environment variables."
+                f"'{self.name}' is a Zarr folder, whose URL can't have a query; use the URL "
+                "without it, and put credentials in environment variables."
             )
         self._connection = Connection(url.rstrip("/"))
         self._documents: dict[str, bytes | None] = {}
 
-    def ask(self, key: str, offset: int = 0, length: int | None = None) -> Future[Answer]:
-        """Ask for an object, or for a range of it; see `Connection.get`."""
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> Future[Response]:
+        """Request an object or a range of it; see `Connection.get`."""
         return self._connection.get(offset, length, key)
 
     def document(self, key: str) -> bytes | None:
-        """Return a document, None if there is none.
+        """Return the content of a metadata document; None if there is none.
 
         Raises
         ------
         SlideError
-            If the server does not answer, or gives none of the folder's documents.
+            If the server does not respond, or refuses all documents of the folder.
         """
         if key not in self._documents:
             folder, slash, name = key.rpartition("/")
@@ -84,17 +107,18 @@ class ZarrServer:
         return self._documents[key]
 
     def _fetch(self, keys: list[str]) -> None:
-        asked = {key: self.ask(key) for key in keys}
+        requests = {key: self.get(key) for key in keys}
         found: dict[str, bytes | None] = {}
         refused: SlidePermissionError | None = None
-        for key, answer in asked.items():
+        for key, request in requests.items():
             found[key] = None
             try:
-                found[key] = bytes(answer.result().data)
+                found[key] = bytes(request.result().data)
             except SlideNotFoundError:
                 continue
             except SlidePermissionError as error:
-                # Some servers say so of what is not there; but not of everything.
+                # Some servers answer "forbidden" for objects that don't exist, so a refusal counts
+                # only if no document is found.
                 refused = error
         if refused is not None and not any(found.values()):
             raise refused
@@ -102,84 +126,82 @@ class ZarrServer:
 
     @property
     def version(self) -> str:
-        """What changes with any document that was asked for."""
-        held = sorted((key, data) for key, data in self._documents.items() if data is not None)
-        return sha256(repr(held).encode()).hexdigest()
+        """Hash of all documents that were read; it changes when any of them does."""
+        read = sorted((key, data) for key, data in self._documents.items() if data is not None)
+        return sha256(repr(read).encode()).hexdigest()
 
     def release(self) -> None:
-        """Let go of the connection until the next request; those in flight fail."""
+        """Release the connection; the next request reconnects. Requests in progress fail."""
         self._connection.release()
 
     def close(self) -> None:
-        """Let go of everything for good; requests in flight fail."""
+        """Close the connection for good; requests in progress fail."""
         self._connection.close()
 
 
 @dataclass(frozen=True, repr=False)
-class ServerFolder:
-    """A folder on a server, or an object in one: as much of a `Path` as parsers of Zarr need.
+class KeyFolder:
+    """A folder or object of a hierarchy, with the methods of `Path` that the Zarr parsers use.
 
     Parameters
     ----------
-    server : ZarrServer
-        Where.
+    hierarchy : Hierarchy
+        The server or archive.
     key : str
-        Its name there, without a slash at its end; that of the uppermost folder is empty.
+        Path in the hierarchy, without a slash at the end; empty for the root.
     """
 
-    _server: ZarrServer
+    _hierarchy: Hierarchy
     _key: str = ""
 
-    def __truediv__(self, name: str) -> ServerFolder:
-        return ServerFolder(self._server, f"{self._key}/{name}".strip("/"))
+    def __truediv__(self, name: str) -> KeyFolder:
+        return KeyFolder(self._hierarchy, f"{self._key}/{name}".strip("/"))
 
     def __str__(self) -> str:
-        return f"{self._server.name}/{self._key}".rstrip("/")
+        return f"{self._hierarchy.name}/{self._key}".rstrip("/")
 
     @property
     def name(self) -> str:
-        """The last part of it."""
+        """The last component of the path."""
         return str(self).rpartition("/")[2]
 
     def is_file(self) -> bool:
-        """Whether there is such an object."""
-        return self._server.document(self._key) is not None
+        """Return whether the object exists."""
+        return self._hierarchy.document(self._key) is not None
 
     def is_dir(self) -> bool:
-        """Whether it is the folder of an array or of a group."""
+        """Return whether this is the folder of an array or a group."""
         return any((self / name).is_file() for name in DOCUMENTS)
 
     def stat(self) -> Status:
-        """Return its size."""
+        """Return the size of the object."""
         return Status(len(self.read_bytes()))
 
     def read_bytes(self) -> bytes:
-        """Return what is in it."""
-        found = self._server.document(self._key)
+        """Return the content of the object."""
+        found = self._hierarchy.document(self._key)
         if found is None:
             raise FileNotFoundError(2, "No such file or directory", str(self))
         return found
 
-    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return what is in it as text."""
-        return self.read_bytes().decode(encoding, errors)
-
-    def store(self, guard: Guard) -> Any:
-        """Return a store of zarr that reads this folder, and checks chunks."""
-        store = _kind()(read_only=True)
-        store.server, store.key, store.guard = self._server, self._key, guard
+    def store(self, guard: Guard) -> Store:
+        """Return a zarr store that reads this folder, and checks chunks with a guard."""
+        store = _store_class()(read_only=True)
+        store.hierarchy, store.key, store.guard = self._hierarchy, self._key, guard
         return store
 
 
 @cache
-def _kind() -> Any:
-    """Return the class of stores; zarr is an extra."""
+def _store_class() -> type[Store]:
+    """Create the store class on first use, since zarr is an optional dependency."""
     from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-    async def get(store: Any, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(
+        store: Store, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
         whole = f"{store.key}/{key}".strip("/")
         if key in DOCUMENTS:
-            found = await asyncio.to_thread(store.server.document, whole)
+            found = await asyncio.to_thread(store.hierarchy.document, whole)
             return None if found is None else prototype.buffer.from_bytes(found)
         offset, length = 0, None
         if isinstance(byte_range, RangeByteRequest):
@@ -189,30 +211,34 @@ def _kind() -> Any:
         elif isinstance(byte_range, OffsetByteRequest):
             offset, length = byte_range.offset, limits.tile_bytes
         try:
-            answer = await asyncio.wrap_future(store.server.ask(whole, offset, length))
+            response = await asyncio.wrap_future(store.hierarchy.get(whole, offset, length))
         except SlideNotFoundError:
             return None
         except (CancelledError, asyncio.CancelledError):
-            raise closed_error(store.server.name) from None
-        store.guard.check_read(answer.data, byte_range)
-        return prototype.buffer.from_bytes(bytes(answer.data))
+            raise closed_error(store.hierarchy.name) from None
+        store.guard.check_read(response.data, byte_range)
+        return prototype.buffer.from_bytes(bytes(response.data))
 
-    async def get_partial_values(store: Any, prototype: Any, key_ranges: Any) -> Any:
-        asked = (store.get(key, prototype, byte_range) for key, byte_range in key_ranges)
-        return list(await asyncio.gather(*asked))
+    async def get_partial_values(
+        store: Store,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        requests = (store.get(key, prototype, byte_range) for key, byte_range in key_ranges)
+        return list(await asyncio.gather(*requests))
 
-    async def exists(store: Any, key: str) -> bool:
-        found = await asyncio.to_thread(store.server.document, f"{store.key}/{key}".strip("/"))
+    async def exists(store: Store, key: str) -> bool:
+        found = await asyncio.to_thread(store.hierarchy.document, f"{store.key}/{key}".strip("/"))
         return found is not None
 
-    def same(store: Any, other: object) -> bool:
+    def same(store: Store, other: object) -> bool:
         return store is other
 
-    def refuse(store: Any, *args: Any) -> Any:
-        raise NotImplementedError("it is read only, and not listed")
+    def refuse(store: Store, *arguments: object) -> NoReturn:
+        raise NotImplementedError("this store can be neither written nor listed")
 
     no = property(lambda store: False)
-    writing = dict.fromkeys(("set", "delete", "list", "list_prefix", "list_dir"), refuse)
+    refused = dict.fromkeys(("set", "delete", "list", "list_prefix", "list_dir"), refuse)
     support = dict.fromkeys(("supports_writes", "supports_deletes", "supports_listing"), no)
     own = {"get": get, "get_partial_values": get_partial_values, "exists": exists, "__eq__": same}
-    return type("ServerStore", (Store,), {**writing, **support, **own, "__hash__": object.__hash__})
+    return type("KeyStore", (Store,), {**refused, **support, **own, "__hash__": object.__hash__})

@@ -1,1 +1,1 @@
-"""What magicgui and superqt lack, each wrapped once as a magicgui widget."""
+"""Widgets that magicgui and superqt lack, and helpers for the docks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QModelIndex, Qt
 from qtpy.QtGui import QStandardItem, QStandardItemModel
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 NUMBER_ROLE = Qt.UserRole + 1
-MOST_ROWS = 5000  # what is built and laid out while one types
-FITS = 12  # characters that need no tooltip
+MOST_ROWS = 5000  # rows that are built fast enough while the user types
+FITS = 12  # characters; longer text gets a tooltip
 LONGEST_CELL = 300
 LONGEST_TOOLTIP = 2000
 
@@ -29,28 +29,29 @@ class Field:
     Attributes
     ----------
     parent : int
-        Number of the group that holds it; -1 at the top.
+        Index of the group that contains the field; -1 at the top.
     key : str or int
-        Its name, or its place in a list.
+        Name of the field, or its index in a list.
     value : object
-        What the file says.
+        Value in the file.
     searched : str
-        Name and value, as the search looks for them.
+        Name and value in lower case, for the search.
     """
 
     parent: int
     key: str | int
-    value: Any
+    value: object
     searched: str
 
 
-def fields_of(metadata: Mapping[str, Any]) -> list[Field]:
-    """Return all fields and groups of nested metadata, the outer ones first.
+def fields_of(metadata: Mapping[str, object]) -> list[Field]:
+    """Return all fields and groups of nested metadata, outer ones first.
 
-    May be called in any thread.
+    Any thread may call this.
     """
     found: list[Field] = []
-    waiting: deque[tuple[int, Iterable[tuple[str | int, Any]]]] = deque([(-1, metadata.items())])
+    waiting: deque[tuple[int, Iterable[tuple[str | int, object]]]] = deque([(-1, metadata.items())])
+    # Breadth first, so that each group has an index before its fields refer to it.
     while waiting:
         parent, entries = waiting.popleft()
         for key, value in entries:
@@ -63,16 +64,15 @@ def fields_of(metadata: Mapping[str, Any]) -> list[Field]:
 
 
 class MetadataModel(QStandardItemModel):  # type: ignore[misc]
-    """A tree of names and values; what doesn't hold the searched text is left out.
+    """A tree of names and values that shows only matches of the search.
 
-    Groups stay above what was found in them, and a group whose name was found stays whole.
-    Long values are shortened in the tree alone, and of very many rows a last one tells how many
-    more there are.
+    Groups are shown above their matching fields; a group whose name matches is shown whole. The
+    tree shortens long values; it shows at most `MOST_ROWS` rows, and says how many more there are.
 
     Attributes
     ----------
     fields : sequence of Field
-        What is searched, as `fields_of` returns it; shown by the next `search`.
+        The result of `fields_of`; the next `search` shows it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class MetadataModel(QStandardItemModel):  # type: ignore[misc]
         self._items: dict[int, QStandardItem] = {}
 
     def search(self, text: str) -> None:
-        """Show what holds a text, in whatever case; everything for an empty text."""
+        """Show the fields that contain `text`, ignoring case; an empty string shows all fields."""
         self.setRowCount(0)
         found = _holding(self.fields, text.casefold())
         self._items = {}
@@ -100,12 +100,12 @@ class MetadataModel(QStandardItemModel):  # type: ignore[misc]
             self.appendRow(last)
 
     def number(self, index: QModelIndex) -> int | None:
-        """Return the number of a row's field, by which `row` finds it after another search."""
+        """Return the index of a row's field, with which `row` finds the field in later searches."""
         number: int | None = index.siblingAtColumn(0).data(NUMBER_ROLE)
         return number
 
     def row(self, number: int | None) -> QModelIndex:
-        """Return the row of a field; an invalid index if it isn't shown."""
+        """Return the row of a field; an invalid index if it is not shown."""
         item = None if number is None else self._items.get(number)
         return QModelIndex() if item is None else item.index()
 
@@ -120,15 +120,15 @@ class MetadataModel(QStandardItemModel):  # type: ignore[misc]
         return "".join(parts).removeprefix(".")
 
     def value(self, index: QModelIndex) -> str:
-        """Return a row's whole value; of a group and a list as JSON."""
+        """Return a row's complete value, as JSON if it isn't a string."""
         value = self.fields[index.siblingAtColumn(0).data(NUMBER_ROLE)].value
         if isinstance(value, str):
             return value
         return "" if value is None else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _entries(value: Any) -> Iterable[tuple[str | int, Any]] | None:
-    """Return what has rows of its own below a value; None if the value is a field."""
+def _entries(value: object) -> Iterable[tuple[str | int, object]] | None:
+    """Return the entries of a group; None if the value is a single field."""
     if isinstance(value, dict):
         return value.items()
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -137,9 +137,9 @@ def _entries(value: Any) -> Iterable[tuple[str | int, Any]] | None:
 
 
 def _holding(fields: Sequence[Field], text: str) -> list[int]:
-    """Return the numbers of fields that hold a text, of those below and of the groups above."""
+    """Return the indices of matching fields, of everything below them, and of their groups."""
     kept: list[bool] = []
-    for field in fields:  # a group comes before what it holds
+    for field in fields:  # a group comes before its content
         kept.append((field.parent >= 0 and kept[field.parent]) or text in field.searched)
     for number in range(len(fields) - 1, -1, -1):
         if kept[number] and fields[number].parent >= 0:
@@ -155,7 +155,7 @@ def _row(number: int, field: Field) -> tuple[QStandardItem, QStandardItem]:
         name.setToolTip(_plain(str(key)))
     cell = QStandardItem()
     if _entries(value) is not None:
-        cell.setText("" if isinstance(value, dict) else f"{len(value):,} entries")
+        cell.setText(f"{len(value):,} entries" if isinstance(value, list) else "")
         return name, cell
     text = _text(value)
     cell.setText(_short(text))
@@ -168,7 +168,7 @@ def _row(number: int, field: Field) -> tuple[QStandardItem, QStandardItem]:
     return name, cell
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -182,7 +182,7 @@ def _short(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a tooltip that isn't taken for HTML."""
+    """Escape a tooltip, so that Qt does not render it as HTML."""
     start = text[:LONGEST_TOOLTIP].replace("&", "&amp;").replace("<", "&lt;")
     more = "…" if len(text) > LONGEST_TOOLTIP else ""
     return f"<span style='white-space: pre-wrap'>{start}{more}</span>"

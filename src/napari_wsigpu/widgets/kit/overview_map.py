@@ -1,8 +1,8 @@
-"""A slide's overview with a frame around what the view shows; it can be dragged."""
+"""A slide's overview with a draggable frame around the visible area."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from qtpy.QtCore import QPointF, QRectF, QSize, Qt, Signal
@@ -13,24 +13,25 @@ from napari_wsigpu.widgets.kit.theme import accent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from qtpy.QtGui import QImage, QMouseEvent
+    from qtpy.QtGui import QImage, QMouseEvent, QPaintEvent, QResizeEvent
+
 
 HEIGHT = 11  # lines of text
 LEAST_HEIGHT = 4
 LEAST = 6  # pixels of the screen: a smaller frame becomes a cross
 FRAME = 2
-FARTHEST = 1e6
+MAX_COORDINATE = 1e6
 
 
 class OverviewMap(QWidget):  # type: ignore[misc]
-    """Shows where on the slide the view is.
+    """Shows the position of the view on a slide.
 
     Attributes
     ----------
     moved : Signal(float, float)
-        (x, y) in pixels of level 0 that the user wants to see: clicked, or dragged to.
+        Position (x, y) that the user clicked or dragged to, in pixels of level 0.
     image : QImage or None
-        The picture that is shown.
+        The overview.
     view : ndarray or None
         Corners (x, y) of the frame, in pixels of level 0.
     """
@@ -48,16 +49,16 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Preferred)
 
     def show_slide(self, size: tuple[int, int], aspect: float, image: QImage | None = None) -> None:
-        """Show another slide of (width, height) pixels; its picture may come later.
+        """Show another slide of (width, height) pixels; a later call may add its image.
 
-        A pixel is `aspect` times as wide as high.
+        A pixel is `aspect` times as wide as it is high.
         """
         self._size, self._aspect, self.image = size, aspect, image
         self._fit()
         self.update()
 
-    def resizeEvent(self, event: Any) -> None:  # noqa: N802
-        """Take no more height than the picture has."""
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Limit the height to the image's height."""
         super().resizeEvent(event)
         self._fit()
 
@@ -67,30 +68,30 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         self.setMaximumHeight(max(round(self.width() * height / width), least))
 
     def show_view(self, corners: NDArray[np.float64] | None) -> None:
-        """Draw the frame around other corners, or none."""
+        """Move the frame to the given corners; None hides it."""
         self.view = corners
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return a size in lines of text."""
+        """Return the size in pixels for the current font."""
         line = self.fontMetrics().lineSpacing()
         return QSize(2 * HEIGHT * line, HEIGHT * line)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the least size of use."""
+        """Return the smallest useful size."""
         line = self.fontMetrics().lineSpacing()
         return QSize(2 * LEAST_HEIGHT * line, LEAST_HEIGHT * line)
 
-    def place(self, x: float, y: float) -> QPointF:
-        """Return where a pixel of level 0 is drawn."""
+    def widget_position(self, x: float, y: float) -> QPointF:
+        """Return the position of a pixel of level 0 on the widget."""
         area = self._area()
         width, height = self._size
         return QPointF(
             area.left() + x / width * area.width(), area.top() + y / height * area.height()
         )
 
-    def paintEvent(self, event: Any) -> None:  # noqa: N802
-        """Draw the picture and the frame."""
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Draw the image and the frame."""
         painter = QPainter(self)
         painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
         area = self._area()
@@ -101,8 +102,9 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         if self.view is not None:
             painter.setPen(QPen(accent(), FRAME))
             painter.setClipRect(self.rect())
-            near = np.clip(self.view, -FARTHEST, FARTHEST)
-            frame = QPolygonF([self.place(x, y) for x, y in near.tolist()])
+            # A view far outside the slide would overflow the integers that Qt uses for drawing.
+            near = np.clip(self.view, -MAX_COORDINATE, MAX_COORDINATE)
+            frame = QPolygonF([self.widget_position(x, y) for x, y in near.tolist()])
             if max(frame.boundingRect().width(), frame.boundingRect().height()) >= LEAST:
                 painter.drawPolygon(frame)
             else:
@@ -112,7 +114,7 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Move the view to where the mouse is."""
+        """Move the view to the mouse."""
         if event.button() == Qt.LeftButton:
             self._follow(event)
 
@@ -129,11 +131,11 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         self.moved.emit(min(max(across, 0), 1) * width, min(max(down, 0), 1) * height)
 
     def _extent(self) -> tuple[float, float]:
-        """Return width and height of the slide, in widths of a pixel."""
+        """Return the slide's width and height, both in pixel widths."""
         return self._size[0], self._size[1] / self._aspect
 
     def _area(self) -> QRectF:
-        """Return where the slide is drawn: as large as fits, in the middle."""
+        """Return the area of the slide, which is centered and as large as possible."""
         width, height = self._extent()
         scale = min(self.width() / width, self.height() / height)
         size = max(width * scale, 1), max(height * scale, 1)

@@ -1,8 +1,8 @@
-"""Parts of docks: magicgui widgets that fit a column 272 pixels wide and have accessible names."""
+"""Building blocks of docks: magicgui widgets for columns of at least 272 pixels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magicgui.backends._qtpy.widgets import Container as QtContainer
 from magicgui.backends._qtpy.widgets import QBaseWidget
@@ -10,6 +10,7 @@ from magicgui.widgets import ComboBox, Container, Label, PushButton, Widget
 from qtpy.QtCore import QEvent, QObject, QSize, Qt, Signal
 from qtpy.QtWidgets import (
     QComboBox,
+    QDockWidget,
     QFormLayout,
     QFrame,
     QLabel,
@@ -24,14 +25,17 @@ from superqt import QElidingLabel, QFlowLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from qtpy.QtGui import QHideEvent, QResizeEvent, QShowEvent
+
 W = TypeVar("W", bound=QWidget)
 
 LEAST = 8  # characters of a combo box
 SPACING = 6  # pixels
+PAGE_MARGIN = 9  # pixels around the pages behind tabs
 
 
 class _Host(QBaseWidget):  # type: ignore[misc]
-    """magicgui's backend of a widget that exists already."""
+    """magicgui backend for an existing Qt widget."""
 
     def __init__(self, widget: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(lambda parent: widget, parent)
@@ -44,9 +48,9 @@ class Hosted(Widget, Generic[W]):  # type: ignore[misc]
     Parameters
     ----------
     widget : QWidget
-        The widget; it is `native` from then on.
+        The widget, which becomes `native`.
     name, tip : str
-        Its accessible name, and its tooltip.
+        Accessible name and tooltip.
     """
 
     native: W
@@ -60,7 +64,7 @@ class Hosted(Widget, Generic[W]):  # type: ignore[misc]
 
 
 class Text(Label):  # type: ignore[misc]
-    """A label that breaks its lines where the dock is narrow."""
+    """A label that wraps its text."""
 
     def __init__(self, name: str = "", text: str = "", *, rich: bool = False) -> None:
         super().__init__(value=text)
@@ -72,20 +76,20 @@ class Text(Label):  # type: ignore[misc]
         label.setAccessibleName(name)
 
     def say(self, text: str) -> None:
-        """Show another text; nothing at all for an empty one."""
+        """Set the text; an empty string hides the label."""
         if self.native.text() != text:
             self.native.setText(text)
         self.visible = bool(text)
 
     def keep_room(self) -> None:
-        """Ask for the height of all lines at this width, which layouts don't."""
+        """Reserve the height of all lines at the current width; layouts do not."""
         label: QLabel = self.native
-        label.setMinimumHeight(0)  # or it is the least that is asked for
+        label.setMinimumHeight(0)  # otherwise heightForWidth returns at least the old minimum
         label.setMinimumHeight(max(label.heightForWidth(label.width()), 0))
 
 
 class Title(Hosted[QElidingLabel]):
-    """A bold line, elided in its middle."""
+    """A bold line, elided in the middle."""
 
     def __init__(self) -> None:
         super().__init__(QElidingLabel())
@@ -95,7 +99,7 @@ class Title(Hosted[QElidingLabel]):
         self.native.setFont(font)
 
     def say(self, text: str, tip: str = "") -> None:
-        """Show another text, and a tooltip."""
+        """Set the text and the tooltip."""
         self.native.setText(text)
         self.native.setToolTip(tip)
 
@@ -111,9 +115,10 @@ class Heading(Label):  # type: ignore[misc]
 
 
 class _Page(QWidget):  # type: ignore[misc]
-    """Tells when it is shown, hidden and resized, and when it leaves its window."""
+    """Widget that signals when it is shown, hidden, resized, docked or removed from its window."""
 
-    shown, hidden, resized, left = Signal(object), Signal(), Signal(), Signal()
+    shown, hidden, resized = Signal(bool), Signal(), Signal()
+    docked, left = Signal(), Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -121,36 +126,39 @@ class _Page(QWidget):  # type: ignore[misc]
         self.least: Callable[[QSize], QSize] = lambda size: size
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of the layout, as `hint` changes it."""
+        """Return the layout's preferred size, changed by `hint`."""
         return self.hint(super().sizeHint())
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the least size of the layout, as `least` changes it."""
+        """Return the layout's minimum size, changed by `least`."""
         return self.least(super().minimumSizeHint())
 
-    def showEvent(self, event: Any) -> None:  # noqa: N802
-        """Tell of it."""
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
+        """Emit `shown`."""
         super().showEvent(event)
-        self.shown.emit(event)
+        self.shown.emit(event.spontaneous())
 
-    def hideEvent(self, event: Any) -> None:  # noqa: N802
-        """Tell of it."""
+    def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
+        """Emit `hidden`."""
         super().hideEvent(event)
         self.hidden.emit()
 
-    def resizeEvent(self, event: Any) -> None:  # noqa: N802
-        """Tell of it."""
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
+        """Emit `resized`."""
         super().resizeEvent(event)
         self.resized.emit()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Tell when it is closed, which takes it out of the window."""
+        """Emit `docked` when a dock becomes the parent, and `left` when the dock is closed."""
         super().changeEvent(event)
-        if event.type() == QEvent.ParentChange and self.parent() is None:
-            self.left.emit()
+        if event.type() == QEvent.ParentChange:
+            if self.parent() is None:
+                self.left.emit()
+            elif isinstance(self.parent(), QDockWidget):
+                self.docked.emit()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Use the size that napari's style gives to a label for trees, tables and boxes, too."""
+        """Give trees, tables and boxes the font size that napari's style gives to labels."""
         if event.type() in (QEvent.FontChange, QEvent.Polish):
             size, font = watched.font().pointSizeF(), self.font()
             if font.pointSizeF() != size:
@@ -160,20 +168,20 @@ class _Page(QWidget):  # type: ignore[misc]
 
 
 class _PageBackend(QtContainer):  # type: ignore[misc]
-    def __init__(self, parent: QWidget | None = None, **_: Any) -> None:
+    def __init__(self, parent: QWidget | None = None, **_: object) -> None:
         QBaseWidget.__init__(self, _Page, parent)
         self._layout = QVBoxLayout(self._qwidget)
 
 
 class Panel(Container):  # type: ignore[misc]
-    """A column of magicgui widgets that knows whether it is looked at.
+    """A column of magicgui widgets that is notified when it is shown or hidden.
 
     Parameters
     ----------
     *widgets : Widget
-        From top to bottom.
+        The widgets, from top to bottom.
     margin : int
-        Pixels around them.
+        Space around them in pixels.
     """
 
     def __init__(self, *widgets: Widget, margin: int = 0) -> None:
@@ -185,90 +193,91 @@ class Panel(Container):  # type: ignore[misc]
         page.resized.connect(self.on_resized)
 
     def stretch(self, widget: Widget | None = None) -> None:
-        """Give the height that is left to a widget, or leave it empty below what there is."""
+        """Give spare height to a widget, or to empty space at the bottom."""
         if widget is None:
             self.native.layout().addStretch()
         else:
             self.native.layout().setStretchFactor(widget.native, 1)
 
-    def on_shown(self, event: Any) -> None:
-        """Do what is needed now that somebody looks."""
+    def on_shown(self, spontaneous: bool = False) -> None:
+        """React when the panel becomes visible; `spontaneous` if its window was restored."""
 
     def on_hidden(self) -> None:
-        """Do no more, since nobody looks."""
+        """React when the panel is hidden."""
 
     def on_resized(self) -> None:
-        """Fit the new size."""
+        """React when the panel is resized."""
 
 
 def button(text: str, tip: str, react: Callable[[], object], name: str = "") -> PushButton:
-    """Return a button; it may be narrower than its text, and calls `react` when clicked."""
-    made = PushButton(text=text, tooltip=tip)
-    made.native.setAccessibleName(name or text)
-    # Not by `changed`, which would wrap the one sentence of an error in several lines.
-    made.native.clicked.connect(lambda: react())
-    return made
+    """Return a button that calls `react`; `name` is its accessible name, by default the text."""
+    widget = PushButton(text=text, tooltip=tip)
+    widget.native.setAccessibleName(name or text)
+    widget.native.setFocusPolicy(Qt.TabFocus)  # after a click, keys still go to the canvas
+    # The signal `changed` would wrap an exception in another one with a long message.
+    widget.native.clicked.connect(lambda: react())
+    return widget
 
 
-def choice(label: str, tip: str, choices: Sequence[tuple[str, Any]] = ()) -> ComboBox:
-    """Return a combo box that is no wider than a narrow dock."""
-    made = ComboBox(label=label, tooltip=tip, choices=choices)
-    box: QComboBox = made.native
+def choice(label: str, tip: str, choices: Sequence[tuple[str, object]] = ()) -> ComboBox:
+    """Return a combo box that fits into a narrow dock."""
+    combo = ComboBox(label=label, tooltip=tip, choices=choices)
+    box: QComboBox = combo.native
     box.setAccessibleName(label)
     box.setSizeAdjustPolicy(QComboBox.AdjustToMinimumContentsLengthWithIcon)
     box.setMinimumContentsLength(LEAST)
-    return made
+    return combo
 
 
-def offer(made: ComboBox, offered: Sequence[tuple[str, Any]]) -> None:
-    """Offer other choices; the chosen one stays if it is among them, perhaps by another name."""
-    box: QComboBox = made.native
+def offer(combo: ComboBox, offered: Sequence[tuple[str, object]]) -> None:
+    """Replace the choices; keep the current value if it is among them, even if renamed."""
+    box: QComboBox = combo.native
     names = [box.itemText(index) for index in range(box.count())]
-    if list(zip(names, made.choices, strict=True)) == list(offered):
+    if list(zip(names, combo.choices, strict=True)) == list(offered):
         return
-    chosen = made.value
-    with made.changed.blocked():
-        made.choices = ()  # or those that stay come first
-        made.choices = lambda _: offered  # a list would be forgotten with the next parent
+    chosen = combo.value
+    with combo.changed.blocked():
+        combo.choices = ()  # otherwise old choices would keep their positions
+        combo.choices = lambda _: offered  # magicgui drops a list when the parent changes
         if any(value == chosen for _, value in offered):
-            made.value = chosen
+            combo.value = chosen
     rows = box.view()
-    # Its list shows whole names, however narrow the dock is.
+    # Let the popup be wider than the box, so that it shows whole names.
     bar = rows.verticalScrollBar().sizeHint().width()
     rows.setMinimumWidth(rows.sizeHintForColumn(0) + bar)
 
 
 def row(*widgets: Widget, narrow: bool = False, spacing: int = SPACING) -> Container:
-    """Return widgets side by side; `narrow` ones share the width, whatever their texts need."""
-    made = Container(widgets=widgets, layout="horizontal", labels=False)
-    made.margins = (0, 0, 0, 0)
-    made.native.layout().setSpacing(spacing)
-    made.native.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Maximum)
+    """Return a row of widgets; `narrow` ones share the width equally, whatever their labels."""
+    widget = Container(widgets=widgets, layout="horizontal", labels=False)
+    widget.margins = (0, 0, 0, 0)
+    widget.native.layout().setSpacing(spacing)
+    widget.native.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Maximum)
     for each in widgets if narrow else ():
         each.native.setSizePolicy(QSizePolicy.Ignored, QSizePolicy.Fixed)
-    return made
+    return widget
 
 
 def flow(*widgets: Widget) -> Hosted[QWidget]:
-    """Return widgets side by side, in as many rows as they need."""
-    made = Hosted(QWidget())
-    made.native.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Maximum)
-    layout = QFlowLayout(made.native)
+    """Return a container that lays out widgets side by side, in as many rows as they need."""
+    widget = Hosted(QWidget())
+    widget.native.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Maximum)
+    layout = QFlowLayout(widget.native)
     layout.setContentsMargins(0, 0, 0, 0)
     layout.setHorizontalSpacing(SPACING)
     layout.setVerticalSpacing(SPACING)
     for each in widgets:
         layout.addWidget(each.native)
-    return made
+    return widget
 
 
 class Form(Hosted[QWidget]):
-    """A named row for each widget; the name is above it where both are too wide.
+    """A form with one named row per widget; long names are placed above their widgets.
 
     Parameters
     ----------
     widgets : Mapping of str to Widget
-        By the names of the rows.
+        Widgets by the names of their rows.
     """
 
     def __init__(self, widgets: Mapping[str, Widget]) -> None:
@@ -290,7 +299,7 @@ class Form(Hosted[QWidget]):
         self._layout.labelForField(widget.native).setVisible(shown)
 
     def say(self, texts: Mapping[str, str]) -> None:
-        """Show other texts; rows without one are hidden."""
+        """Set the text of each row; hide the rows whose text is empty."""
         for name, widget in self.widgets.items():
             text = texts.get(name, "")
             if text != widget.value or not text:
@@ -299,46 +308,50 @@ class Form(Hosted[QWidget]):
                 self.show_row(widget, bool(text))
 
 
-class _Column(QScrollArea):  # type: ignore[misc]
-    """A column that is scrolled up and down where the window is too low, but never sideways."""
+class Column(QScrollArea):  # type: ignore[misc]
+    """A column that scrolls vertically but never sideways.
 
-    def __init__(self, widget: QWidget) -> None:
+    With `has_room`, it reserves space for the scroll bar.
+    """
+
+    def __init__(self, widget: QWidget, *, has_room: bool = True) -> None:
         super().__init__()
+        self._has_room = has_room
         self.setWidget(widget)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
 
     def event(self, event: QEvent) -> bool:
-        """Ask for another width when the widget does."""
+        """Update the minimum width when the widget's minimum width changes."""
         if event.type() == QEvent.LayoutRequest:
             self.updateGeometry()
         return bool(super().event(event))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the widget's least width with the scroll bar, and any height."""
-        bar = self.verticalScrollBar().sizeHint().width()
+        """Return the widget's minimum width plus the scroll bar, and a small height."""
+        bar = self.verticalScrollBar().sizeHint().width() if self._has_room else 0
         height = super().minimumSizeHint().height()
         return QSize(self.widget().minimumSizeHint().width() + bar, height)
 
 
 class Scrolled(Hosted[QScrollArea]):
-    """A container at its own width, scrolled up and down where there is little height."""
+    """A container that scrolls vertically if the dock is too short."""
 
     def __init__(self, inner: Container) -> None:
-        super().__init__(_Column(inner.native))
+        super().__init__(Column(inner.native))
         self.inner = inner
 
 
 class _Tabs(QTabWidget):  # type: ignore[misc]
-    """Takes the height that is left: its pages are scrolled, and not the column that it is in."""
+    """Tabs that take the spare height: their pages scroll, not the column around them."""
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Ask for no more than the pages need, whatever they would like."""
+        """Return the minimum size, as pages can scroll."""
         return self.minimumSizeHint()
 
     def hasHeightForWidth(self) -> bool:  # noqa: N802
-        """Ask for no more height where texts are broken."""
+        """Return False: wrapping text does not make the tabs taller."""
         return False
 
 
@@ -348,7 +361,7 @@ class Pages(Hosted[QTabWidget]):
     Parameters
     ----------
     pages : Mapping of str to (Widget, str)
-        Each page and its tooltip, by the text of its tab.
+        Page and tooltip by the title of the tab.
     """
 
     def __init__(self, pages: Mapping[str, tuple[Widget, str]]) -> None:
@@ -356,7 +369,7 @@ class Pages(Hosted[QTabWidget]):
         self._pages = [page for page, _ in pages.values()]
         for title, (page, tip) in pages.items():
             is_scrolled = isinstance(page, Scrolled)
-            index = self.native.addTab(page.native if is_scrolled else _Column(page.native), title)
+            index = self.native.addTab(page.native if is_scrolled else Column(page.native), title)
             self.native.setTabToolTip(index, tip)
 
     def open(self, page: Widget) -> None:

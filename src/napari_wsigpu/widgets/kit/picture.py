@@ -1,41 +1,42 @@
-"""A picture of which only as much is shown as one may see."""
+"""An image that can be replaced by a placeholder for privacy."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from qtpy.QtCore import QPoint, QPointF, QRect, QSize, QSizeF, Qt
 from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
 from qtpy.QtWidgets import QLabel, QSizePolicy
 
-from napari_wsigpu.slide.pictures import aspect_of, overview
+from napari_wsigpu.slide.pictures import overview, pixel_aspect
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from qtpy.QtGui import QPaintEvent
 
     from napari_wsigpu.slide.slide import Slide
 
 LONGEST_SIDE = 1024
 SMALLEST = 3
-# Where the placeholder has its spots: (x, y, radius) in parts of its size.
+# Spots of the placeholder: (x, y, radius) relative to its size.
 SPOTS = ((0.2, 0.35, 0.3), (0.45, 0.7, 0.25), (0.62, 0.3, 0.28), (0.85, 0.6, 0.32))
 
 
 class PictureView(QLabel):  # type: ignore[misc]
-    """Shows a picture as large as fits, a line of text, or a veil.
+    """Shows an image as large as possible, a line of text, or a placeholder.
 
     Parameters
     ----------
     width, height : float
-        Largest size in lines of text, so that it grows with the font.
+        Largest size as a multiple of the line height, so that it grows with the font.
 
     Attributes
     ----------
     image : QImage or None
-        The picture that is shown.
+        The image that is shown.
     veiled : bool
-        Whether a placeholder is shown that tells nothing of the picture.
+        Whether a placeholder is shown instead of the image.
     """
 
     def __init__(self, width: float, height: float) -> None:
@@ -49,19 +50,19 @@ class PictureView(QLabel):  # type: ignore[misc]
         self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Fixed)
 
     def show_picture(self, image: QImage) -> None:
-        """Show a picture."""
+        """Show an image."""
         self._set(image, "", veiled=False)
 
     def show_text(self, text: str) -> None:
-        """Show a line of text instead of a picture."""
+        """Show a line of text instead of an image."""
         self._set(None, text, veiled=False)
 
     def show_veil(self, text: str) -> None:
-        """Show a placeholder that is the same for all pictures, and a line of text."""
+        """Show a placeholder, which is the same for all images, and a line of text."""
         self._set(None, text, veiled=True)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size in pixels for the font that is used."""
+        """Return the size in pixels for the current font."""
         line = self.fontMetrics().lineSpacing()
         size = QSize(round(self._lines[0] * line), round(self._lines[1] * line))
         if self.image is not None:
@@ -77,8 +78,8 @@ class PictureView(QLabel):  # type: ignore[misc]
         """Return the smallest useful size."""
         return QSize(self.fontMetrics().lineSpacing() * SMALLEST, self.sizeHint().height())
 
-    def paintEvent(self, event: Any) -> None:  # noqa: N802
-        """Draw what is shown."""
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
+        """Draw the image or the placeholder."""
         painter = QPainter(self)
         painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
         if self.image is None:
@@ -112,22 +113,22 @@ class PictureView(QLabel):  # type: ignore[misc]
 
 
 def overview_image(slide: Slide) -> QImage:
-    """Return a slide's overview, as wide and high as the slide is; see `to_image`."""
-    return to_image(overview(slide), aspect_of(slide))
+    """Return a slide's overview with the slide's aspect ratio; see `to_image`."""
+    return to_image(overview(slide), pixel_aspect(slide))
 
 
 def to_image(pixels: NDArray[np.uint8], aspect: float = 1.0) -> QImage:
-    """Return a QImage of (height, width, 3) bytes, made smaller if it is large.
+    """Return a QImage of (height, width, 3) bytes, of at most `LONGEST_SIDE` pixels a side.
 
-    May be called in any thread. Of pixels that are not square, `aspect` is width by height.
+    Any thread may call this. A pixel is `aspect` times as wide as it is high.
     """
     pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
     image = QImage(pixels.data, width, height, 3 * width, QImage.Format_RGB888)
-    seen = QSizeF(width * max(aspect, 1), height / min(aspect, 1))
-    if max(seen.width(), seen.height()) > LONGEST_SIDE:
-        seen.scale(LONGEST_SIDE, LONGEST_SIDE, Qt.KeepAspectRatio)
-    size = seen.toSize().expandedTo(QSize(1, 1))
+    exact = QSizeF(width * max(aspect, 1), height / min(aspect, 1))
+    if max(exact.width(), exact.height()) > LONGEST_SIDE:
+        exact.scale(LONGEST_SIDE, LONGEST_SIDE, Qt.KeepAspectRatio)
+    size = exact.toSize().expandedTo(QSize(1, 1))
     if size == image.size():
         return image.copy()
     return image.scaled(size, Qt.IgnoreAspectRatio, Qt.SmoothTransformation)

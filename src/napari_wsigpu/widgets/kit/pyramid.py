@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QPointF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen, QPolygonF
@@ -14,9 +14,11 @@ from napari_wsigpu.widgets.kit.theme import accent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qtpy.QtGui import QPaintEvent
+
     from napari_wsigpu.model.layout import LevelLayout
 
-# In lines of text.
+# Multiples of the height of a line of text.
 STEP = 1.15
 DEPTH = 1.5
 MARGIN = 0.3
@@ -24,9 +26,9 @@ SMALLEST = 0.14
 
 
 class Pyramid(QWidget):  # type: ignore[misc]
-    """Draws each level as a plane, the finest at the bottom; computed ones are dashed.
+    """Draws each level as a plane, the finest at the bottom; computed ones have dashed edges.
 
-    The sides shrink with the logarithm of the downsample, so that each level can be seen.
+    The sides shrink with the logarithm of the downsample, so that every level is visible.
     """
 
     def __init__(self) -> None:
@@ -38,23 +40,23 @@ class Pyramid(QWidget):  # type: ignore[misc]
         self.setAccessibleName("Pyramid of levels")
 
     def show_levels(self, levels: tuple[LevelLayout, ...], labels: Sequence[str]) -> None:
-        """Draw other levels, each with its label."""
+        """Set the levels to draw, each with its label."""
         self._levels, self._labels, self._chosen = levels, labels, -1
         self.updateGeometry()
         self.update()
 
     def choose(self, index: int) -> None:
-        """Draw one level brighter; -1 for none."""
+        """Highlight one level; -1 for none."""
         self._chosen = index
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size in pixels for the font that is used."""
+        """Return the size in pixels for the current font."""
         line = self.fontMetrics().lineSpacing()
         lines = STEP * max(len(self._levels) - 1, 0) + DEPTH + 2 * MARGIN
         return QSize(16 * line, math.ceil(lines * line))
 
-    def paintEvent(self, event: Any) -> None:  # noqa: N802
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Draw the planes from the bottom up."""
         if not self._levels:
             return
@@ -64,6 +66,7 @@ class Pyramid(QWidget):  # type: ignore[misc]
         text_width = max(self.fontMetrics().horizontalAdvance(text) for text in self._labels)
         room = max(self.width() - text_width - 3 * line, 4 * line)
         base = self._levels[0]
+        # At least 2: for a single level, the code below would divide by log2(1) = 0.
         most = math.log2(max(self._levels[-1].downsample(base), 2))
         for index, level in enumerate(self._levels):
             part = 1 - (1 - SMALLEST) * math.log2(max(level.downsample(base), 1)) / most
@@ -81,14 +84,8 @@ class Pyramid(QWidget):  # type: ignore[misc]
         self, painter: QPainter, middle: QPointF, across: float, deep: float, index: int
     ) -> None:
         slant = across / 4
-        plane = QPolygonF(
-            [
-                middle + QPointF(-across + slant, -deep),
-                middle + QPointF(across, -deep),
-                middle + QPointF(across - slant, deep),
-                middle + QPointF(-across, deep),
-            ]
-        )
+        corners = (-across + slant, -deep), (across, -deep), (across - slant, deep), (-across, deep)
+        plane = QPolygonF([middle + QPointF(x, y) for x, y in corners])
         chosen, computed = index == self._chosen, self._levels[index].computed
         text = self.palette().color(QPalette.WindowText)
         fill = accent()

@@ -1,8 +1,8 @@
-"""A drawing of tiles a second over the last minute."""
+"""A plot of tiles per second over the last minute."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QPointF, QRectF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen
@@ -14,14 +14,16 @@ from napari_wsigpu.widgets.kit.theme import accent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# In lines of text.
+    from qtpy.QtGui import QPaintEvent
+
+# Multiples of the height of a line of text.
 LINES = 6
 INSET = 0.3
-NOTHING = "No tile was decoded in the last minute that this was open."
+NOTHING = "No tile was decoded in the last minute while this page was open."
 
 
 class RatePlot(QWidget):  # type: ignore[misc]
-    """Draws a bar for each step, as wide as it took; the highest is labelled."""
+    """Draws one bar per time step, as wide as the step; the highest bar is labeled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,28 +36,29 @@ class RatePlot(QWidget):  # type: ignore[misc]
 
     @property
     def peak(self) -> float:
-        """Most tiles a second of all steps that are drawn."""
+        """Highest rate of all steps, in tiles per second."""
         return max((step.rate(step.tiles) for step in self._steps), default=0.0)
 
     def show_steps(self, steps: Sequence[Step], now: float) -> None:
-        """Draw other steps, the last minute before `now`."""
+        """Plot the steps of the minute before `now`."""
         was_empty = not self.peak
         self._steps, self._now = tuple(steps), now
+        # An empty plot does not change: do not redraw it while no tile is decoded.
         if was_empty and not self.peak:
             return
         self.setAccessibleDescription(self._peak_text() if self.peak else NOTHING)
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size in pixels for the font that is used."""
+        """Return the size in pixels for the current font."""
         line = self.fontMetrics().lineSpacing()
         return QSize(12 * line, LINES * line)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return a size that is as high, but may be narrow."""
+        """Return the preferred height and a small width."""
         return QSize(0, self.sizeHint().height())
 
-    def paintEvent(self, event: Any) -> None:  # noqa: N802
+    def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Draw the bars between a baseline and the peak's label."""
         painter = QPainter(self)
         text = self.palette().color(QPalette.WindowText)
@@ -80,7 +83,7 @@ class RatePlot(QWidget):  # type: ignore[misc]
             rate = step.rate(step.tiles)
             if not rate:
                 continue
-            left, right = (self._across(time, area) for time in (step.begin, step.end))
+            left, right = (self._across(time, area) for time in (step.start, step.end))
             high = area.height() * rate / self.peak
             bar = QRectF(left, area.bottom() - high, max(right - left, 1), high)
             painter.fillRect(bar, accent())
@@ -91,7 +94,7 @@ class RatePlot(QWidget):  # type: ignore[misc]
             self._label(painter, highest, area)
 
     def _label(self, painter: QPainter, bar: QRectF, area: QRectF) -> None:
-        """Write above a bar, as near as the edges let."""
+        """Write the label above a bar, moved inside the edges."""
         label, metrics = self._peak_text(), self.fontMetrics()
         wide = metrics.horizontalAdvance(label)
         left = max(area.left(), min(bar.center().x() - wide / 2, area.right() - wide))

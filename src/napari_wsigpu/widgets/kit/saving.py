@@ -1,4 +1,4 @@
-"""The dialogs that ask where to save, and what to open."""
+"""Dialogs for choosing a file to save or to open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from qtpy.QtWidgets import QFileDialog
 
+from napari_wsigpu.viewer.window.notifications import show_info
+
 if TYPE_CHECKING:
     from qtpy.QtWidgets import QWidget
 
@@ -15,18 +17,20 @@ if TYPE_CHECKING:
 
 
 def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:
-    """Return the path of a new file, or of one that the user agreed to replace; "" if cancelled.
+    """Ask for a file to write; return "" if the user cancels.
+
+    Qt asks for confirmation if the file exists.
 
     Parameters
     ----------
     parent : QWidget
-        What the dialog belongs to.
+        The dialog's parent.
     title : str
         The dialog's title.
     start : Path
-        The path that is proposed.
+        The proposed path.
     filters : str
-        Kinds of files as Qt writes them; a name without a suffix gets the first of its kind.
+        File types in Qt's syntax; a name without a suffix gets the first suffix of its type.
     """
     dialog = QFileDialog(parent, title, str(start.parent), filters)
     dialog.setAcceptMode(QFileDialog.AcceptSave)
@@ -42,33 +46,39 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     return _chosen(dialog)
 
 
-def ask_what_to_open(parent: QWidget, title: str, folder: Path, filters: str) -> str:
-    """Return the path of a file that exists; "" if cancelled.
+def ask_for_file(parent: QWidget, title: str, folder: Path, filters: str) -> str:
+    """Ask for an existing file; return "" if the user cancels.
 
     Parameters
     ----------
     parent : QWidget
-        What the dialog belongs to.
+        The dialog's parent.
     title : str
         The dialog's title.
     folder : Path
-        The folder that is shown.
+        The initial folder.
     filters : str
-        Kinds of files as Qt writes them.
+        File types in Qt's syntax.
     """
     dialog = QFileDialog(parent, title, str(folder), filters)
     dialog.setFileMode(QFileDialog.ExistingFile)
     return _chosen(dialog)
 
 
+def say_saved(path: str, result: object) -> None:
+    """Tell the user that a job has written a file."""
+    show_info(f"Saved '{Path(path).name}'.")
+
+
 def start_folder(last: Path | None, slide: Slide) -> Path:
-    """Return where a dialog starts: the folder of the last file, or else of the slide."""
+    """Return the folder of the last file, else of the slide, else the home folder."""
     folder = last or Path(slide.path).parent
     return folder if folder.is_dir() else Path.home()
 
 
 def _chosen(dialog: QFileDialog) -> str:
-    """Ask, and return the path; "" if cancelled."""
+    """Run a dialog; return the path, or "" if the user cancels."""
     path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
+    # Otherwise its parent, a dock, would own it until the window closes.
     dialog.deleteLater()
     return path

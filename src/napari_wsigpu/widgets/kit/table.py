@@ -1,9 +1,9 @@
-"""A table over rows that are plain data, and asked for as they are looked at."""
+"""A table that reads its rows on demand from plain data."""
 
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qtpy.QtCore import QAbstractTableModel, QItemSelection, QItemSelectionModel, QModelIndex, Qt
 from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
@@ -13,26 +13,26 @@ from napari_wsigpu.widgets.kit.parts import Hosted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-MEASURED = 20  # rows by which columns are as wide as their texts
+MEASURED = 20  # rows that determine the width of columns
 
 
 class Rows(Protocol):
-    """What a table shows."""
+    """Data of a table."""
 
     def __len__(self) -> int: ...
 
     @property
     def titles(self) -> Sequence[tuple[str, str]]:
-        """Text and tooltip of each column's head."""
+        """Title and tooltip of each column."""
 
     def text(self, row: int, column: int) -> str:
-        """Return what a cell shows."""
+        """Return the text of a cell."""
 
     def is_number(self, column: int) -> bool:
-        """Whether a column holds numbers, which stand at the right."""
+        """Whether a column contains numbers, which are aligned to the right."""
 
     def is_editable(self, column: int) -> bool:
-        """Whether the user may write into a column."""
+        """Whether the user may edit a column."""
 
 
 class _Model(QAbstractTableModel):  # type: ignore[misc]
@@ -51,24 +51,26 @@ class _Model(QAbstractTableModel):  # type: ignore[misc]
     def columnCount(self, parent: QModelIndex | None = None) -> int:  # noqa: N802
         return len(self.rows.titles)
 
-    def headerData(self, section: int, orientation: Any, role: int = Qt.DisplayRole) -> Any:  # noqa: N802
+    def headerData(  # noqa: N802
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.DisplayRole
+    ) -> object:
         if orientation == Qt.Vertical:
             return section + 1 if role == Qt.DisplayRole else None
         title, tip = self.rows.titles[section]
         return {Qt.DisplayRole: title, Qt.ToolTipRole: tip}.get(role)
 
-    def data(self, index: QModelIndex, role: int = Qt.DisplayRole) -> Any:
+    def data(self, index: QModelIndex, role: int = Qt.DisplayRole) -> object:
         if role == Qt.TextAlignmentRole and self.rows.is_number(index.column()):
             return int(Qt.AlignRight | Qt.AlignVCenter)
         if role in (Qt.DisplayRole, Qt.EditRole, Qt.ToolTipRole):
             return self.rows.text(index.row(), index.column())
         return None
 
-    def flags(self, index: QModelIndex) -> Any:
+    def flags(self, index: QModelIndex) -> Qt.ItemFlag:
         editable = self.rows.is_editable(index.column())
         return super().flags(index) | (Qt.ItemIsEditable if editable else Qt.NoItemFlags)
 
-    def setData(self, index: QModelIndex, value: Any, role: int = Qt.EditRole) -> bool:  # noqa: N802
+    def setData(self, index: QModelIndex, value: object, role: int = Qt.EditRole) -> bool:  # noqa: N802
         if role != Qt.EditRole or not self.rows.is_editable(index.column()):
             return False
         if str(value) != self.rows.text(index.row(), index.column()):
@@ -82,13 +84,14 @@ class Table(Hosted[QTableView]):
     Parameters
     ----------
     name : str
-        Its accessible name.
+        Accessible name.
     rows : Rows
-        What is shown at first.
-    selected, clicked : callable
-        Called when other rows are selected, and with the row that was clicked.
-    edited : callable
-        Called with row, column and text that the user wrote.
+        The initial rows.
+    selected : callable
+        Called when the selection changes.
+    clicked, edited : callable
+        `clicked` is called with the row that was clicked; `edited`, with the row, the column and
+        the new text of the cell.
     """
 
     def __init__(
@@ -110,13 +113,16 @@ class Table(Hosted[QTableView]):
         table.horizontalHeader().setSectionResizeMode(QHeaderView.Interactive)
         table.horizontalHeader().setHighlightSections(False)
         table.horizontalHeader().setResizeContentsPrecision(MEASURED)
+        # With the table's selection model, the header would read every selected cell on each
+        # repaint.
+        table.horizontalHeader().setSelectionModel(QItemSelectionModel(self.model, table))
         table.verticalHeader().hide()
         table.verticalHeader().setDefaultSectionSize(table.fontMetrics().lineSpacing() + 6)
-        table.selectionModel().selectionChanged.connect(self._tell)
+        table.selectionModel().selectionChanged.connect(self._report_selection)
         table.clicked.connect(lambda index: clicked(index.row()))
 
     def show_rows(self, rows: Rows) -> None:
-        """Show other rows; none is selected."""
+        """Replace the rows and clear the selection."""
         self._syncing = True
         self.model.show(rows)
         self._syncing = False
@@ -129,11 +135,16 @@ class Table(Hosted[QTableView]):
         found = {row for each in ranges for row in range(each.top(), each.bottom() + 1)}
         return sorted(found)
 
+    @property
+    def current(self) -> int:
+        """The row that was clicked last; -1 if there is none."""
+        return int(self.native.currentIndex().row())
+
     def select(self, rows: Iterable[int]) -> None:
-        """Select other rows, and tell nobody."""
+        """Select rows without calling `selected`."""
         rows = sorted(rows)
         selection, last = QItemSelection(), self.model.columnCount() - 1
-        # Qt compares each range with all others, so the fewer the better.
+        # Qt compares each range with all others: merge adjacent rows into a few ranges.
         for _, group in groupby(enumerate(rows), key=lambda item: item[1] - item[0]):
             run = [row for _, row in group]
             first, end = self.model.index(run[0], 0), self.model.index(run[-1], last)
@@ -144,6 +155,6 @@ class Table(Hosted[QTableView]):
         if rows:
             self.native.scrollTo(self.model.index(rows[0], 0))
 
-    def _tell(self, *_: Any) -> None:
+    def _report_selection(self, *_: object) -> None:
         if not self._syncing:
             self._selected()

@@ -1,4 +1,4 @@
-"""Colours of napari's theme that Qt's palette lacks."""
+"""Colors of napari's theme that Qt's palette lacks."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from qtpy.QtGui import QColor
 
 
 def accent() -> QColor:
-    """Return the colour in which napari's theme shows what is chosen."""
+    """Return the color that napari's theme uses for selections."""
     return QColor(get_theme(get_settings().appearance.theme).current.as_hex())

@@ -1,1 +1,0 @@
-"""The benchmarks of ``python -m benchmarks``: reading and writing, beside other libraries."""

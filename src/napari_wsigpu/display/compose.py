@@ -1,0 +1,129 @@
+"""Compose channels into one RGB picture."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu import native
+from napari_wsigpu.codecs.cpu import default_threads
+from napari_wsigpu.native.tables import PLANE, SHADES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.model.arrays import Array, DType
+    from napari_wsigpu.model.composite import ChannelStyle, Composite
+
+# Samples of any other type are first scaled to 16 bits, so that the window fills the full range.
+TABLED = np.dtype(np.uint8), np.dtype(np.uint16)
+FULL = 65_535
+# Maximum number of cached color tables; each takes up to 1 MiB.
+MOST_TABLES = 128
+# Pixels below which one thread is faster than several.
+SMALL_PIXELS = 1 << 15
+
+
+def compose(
+    channels: Sequence[Array], composite: Composite, shape: tuple[int, ...]
+) -> NDArray[np.uint8]:
+    """Return the RGB picture of the visible channels.
+
+    Colors are added in linear light: each channel's color is converted from sRGB (IEC 61966-2-1),
+    and the sum back to sRGB.
+
+    Parameters
+    ----------
+    channels : sequence of ndarray, shape (height, width)
+        The pixels of the visible channels, in order.
+    composite : Composite
+        How to show them; all visible channels have a window.
+    shape : tuple of int
+        (height, width), for a composite without visible channels.
+
+    Returns
+    -------
+    ndarray of uint8, shape (height, width, 3)
+    """
+    styles = [composite.channels[index] for index in composite.visible]
+    planes = np.zeros(len(styles), PLANE)
+    kept = []  # the records hold bare addresses
+    for plane, pixels, style in zip(planes, channels, styles, strict=True):
+        pixels, table, low = _tabled(pixels, style)
+        kept.append((pixels, table))
+        plane["pixels"], plane["table"] = pixels.ctypes.data, table.ctypes.data
+        plane["row_pitch"], plane["pixel_pitch"] = pixels.strides
+        plane["low"], plane["last"] = low, len(table) - 1
+        plane["sample_bytes"] = pixels.itemsize
+    picture = np.empty((*shape, 3), np.uint8)
+    shades = _shades(inverted=composite.inverted)
+    if native.core is not None:
+        threads = 1 if math.prod(shape) < SMALL_PIXELS else default_threads()
+        native.core.compose(planes, shades, picture, threads)
+        return picture
+    sums = np.zeros((*shape, 4), np.float32)
+    for (pixels, table), plane in zip(kept, planes, strict=True):
+        entries = pixels.astype(np.int32) - plane["low"]
+        sums += table[np.clip(entries, 0, plane["last"], out=entries)]
+    np.minimum(sums, 1, out=sums)
+    return shades[(sums[..., :3] * SHADES + 0.5).astype(np.int32)]
+
+
+def _tabled(pixels: Array, style: ChannelStyle) -> tuple[Array, NDArray[np.float32], int]:
+    """Return 1- or 2-byte samples, their color table, and the value of its first entry."""
+    assert style.window is not None
+    low, high = style.window
+    dtype = pixels.dtype
+    if dtype not in TABLED or not dtype.isnative:
+        scaled = (pixels.astype(np.float64) - low) / (high - low) * FULL
+        # NaN, which has no order, becomes black.
+        pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
+        low, high = 0, FULL
+    first, last = _range(low, high, pixels.dtype)
+    return pixels, _table(low, high, first, last, style.gamma, style.color), first
+
+
+def _range(low: float, high: float, dtype: DType) -> tuple[int, int]:
+    """Return the first and last value of `dtype` that bound the window.
+
+    Values beyond them have the same colors.
+    """
+    most = int(np.iinfo(dtype).max)
+    first = min(max(math.floor(low), 0), most)
+    return first, max(first, min(math.ceil(high), most))
+
+
+@lru_cache(maxsize=MOST_TABLES)
+def _table(
+    low: float, high: float, first: int, last: int, gamma: float, color: str
+) -> NDArray[np.float32]:
+    """Return the color, in linear light, of each value from `first` to `last`, as (values, 4)."""
+    values = np.arange(first, last + 1, dtype=np.float64)
+    bright = np.clip((values - low) / (high - low), 0, 1) ** gamma
+    table = np.zeros((len(values), 4), np.float32)
+    table[:, :3] = to_linear(
+        bright[:, None] * np.frombuffer(bytes.fromhex(color[1:]), np.uint8) / 255
+    )
+    return table
+
+
+@lru_cache(maxsize=2)
+def _shades(*, inverted: bool) -> NDArray[np.uint8]:
+    """Return the sRGB sample of each of SHADES + 1 sums from 0 to 1."""
+    found = np.round(255 * from_linear(np.linspace(0, 1, SHADES + 1))).astype(np.uint8)
+    return 255 - found if inverted else found
+
+
+def to_linear(encoded: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert sRGB samples from 0 to 1 to linear light."""
+    return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+
+
+def from_linear(linear: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert linear light from 0 to 1 to sRGB samples."""
+    return np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)

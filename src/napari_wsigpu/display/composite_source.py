@@ -1,0 +1,181 @@
+"""Composites of a slide's channels for displays: their settings, tiles and levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+
+import numpy as np
+
+from napari_wsigpu.display.compose import compose
+from napari_wsigpu.display.source import DisplaySource, HostedSource, hatched
+from napari_wsigpu.model.errors import UnsupportedArrayError
+from napari_wsigpu.reading.level import LevelArray
+from napari_wsigpu.reading.plan import Regions
+from napari_wsigpu.reading.stack import StackLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import NoReturn
+
+    from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.composite import Composite
+    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.layout import LevelLayout
+    from napari_wsigpu.reading.cache import TileCache, TileKey
+
+    Tile = tuple[int, int]
+    Channels = Sequence[int]
+
+RGB = 3
+_versions = count()
+
+
+class CompositeView:
+    """The composite of a slide that viewers show, shared by all its levels and planes.
+
+    Parameters
+    ----------
+    settings : Composite
+        How to show the channels.
+    """
+
+    def __init__(self, settings: Composite) -> None:
+        self.settings = settings
+
+    @property
+    def settings(self) -> Composite:
+        """How to show the channels. A layer composes its tiles again when it is refreshed."""
+        return self.state[0]
+
+    @settings.setter
+    def settings(self, settings: Composite) -> None:
+        # One assignment, because the fetcher's thread reads both. The string tells the tiles of
+        # different settings apart in the cache, which only compares it.
+        self.state = settings, cast("Color", f"composite {next(_versions)}")
+
+
+class ReadChannels(Protocol):
+    """Reads the pixels of some channels of a slide, damaged tiles as background."""
+
+    def region(self, number: int, regions: Regions, channels: Channels) -> Sequence[Array]:
+        """Return a region of a level, one array of shape (height, width) per channel."""
+
+    def tiles(
+        self, number: int, tiles: Collection[Tile], channels: Channels
+    ) -> tuple[dict[Tile, list[Array]], set[Tile]]:
+        """Return whole tiles of a level, one array per channel, and the set of damaged tiles."""
+
+
+@dataclass(eq=False, repr=False)
+class CompositeSource(HostedSource):
+    """Composes tiles for displays. The tiles of the channels stay in the cache as stored.
+
+    Parameters
+    ----------
+    host : DisplaySource
+        The source of the slide's own tiles.
+    view : CompositeView
+        The composite; kept as an attribute.
+    channels : ReadChannels
+        Reads the channels.
+    cache : TileCache
+        Receives the composed tiles.
+    """
+
+    view: CompositeView
+    _channels: ReadChannels
+    _cache: TileCache
+    slowed: ClassVar[float] = DisplaySource.slowed
+
+    def key_color(self, _: Color) -> Color:
+        """Return the color in the keys of composed tiles."""
+        return self.view.state[1]
+
+    def background(self, _: Color) -> Array:
+        """Return the color of pixels that the file does not hold."""
+        settings = self.view.settings
+        blank = np.broadcast_to(self._host.background("stored"), (1, 1))
+        color: Array = compose([blank] * len(settings.visible), settings, blank.shape)[0, 0]
+        return color
+
+    def read(self, number: int, rows: Span, columns: Span, channel: int | None) -> Array:
+        """Compose a region of a level; return one of red, green and blue, or all."""
+        settings = self.view.settings
+        regions = Regions.slice(rows, columns)
+        channels = self._channels.region(number, regions, settings.visible)
+        pixels = compose(channels, settings, (rows.length, columns.length))
+        return pixels if channel is None else pixels[..., channel]
+
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
+        """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.
+
+        Raises
+        ------
+        SlideError
+            As in `DisplaySource.read_tiles`.
+        """
+        settings, color = self.view.state
+        tiles = {(key.row, key.column): key for key in keys}
+        found, damaged = self._channels.tiles(keys[0].image, tiles, settings.visible)
+        composed = {}
+        for tile, key in tiles.items():
+            pixels = compose(found[tile], settings, self._host.tile_shape(key))
+            if tile in damaged:
+                pixels = hatched(pixels.shape, self.background(color), pixels.dtype)
+            elif key.color == color:  # otherwise the settings have just been changed
+                self._cache.put(key, pixels)
+            composed[key] = pixels
+        return composed
+
+
+class CompositeLevel(LevelArray):
+    """A level of a composite: RGB pixels with 8 bits per sample.
+
+    Parameters
+    ----------
+    stored : LevelArray
+        The level of the slide.
+    source : CompositeSource
+        The composite; kept as an attribute.
+    channel : int, optional
+        Show only red (0), green (1) or blue (2), as a two-dimensional array.
+    """
+
+    def __init__(
+        self, stored: LevelArray, source: CompositeSource, channel: int | None = None
+    ) -> None:
+        self.source = source
+        self._stored = stored
+
+        def read(rows: Span, columns: Span, channel: int | None) -> Array:
+            return source.read(stored.number, rows, columns, channel)
+
+        layout = _rgb(stored.layout)
+        super().__init__(layout, read, stored.slide, stored.number, channel, tolerant=True)
+
+    def _of_channel(self, channel: int) -> LevelArray:
+        return CompositeLevel(self._stored, self.source, channel)
+
+    def to_dask(self, tiles: int | None = None, device: str = "cpu") -> NoReturn:
+        """Raise an error: the composite may change before the tasks run."""
+        self.__reduce__()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedArrayError(
+            f"A composite of '{self.slide.path}' exists only in this process; use the slide's "
+            "`levels`, whose pixels are as stored."
+        )
+
+
+def source_of(level: object) -> CompositeSource | None:
+    """Return the source of the composite that a level or stack shows; None if it shows none."""
+    shown = level.shown if isinstance(level, StackLevel) else level
+    return shown.source if isinstance(shown, CompositeLevel) else None
+
+
+def _rgb(stored: LevelLayout) -> LevelLayout:
+    """Return the layout of a level's composite: the same tiles, with other samples."""
+    return replace(stored, channels=RGB, encoding=replace(stored.encoding, dtype="uint8"))

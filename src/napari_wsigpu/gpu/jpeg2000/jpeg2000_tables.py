@@ -1,0 +1,165 @@
+"""Tables for the JPEG 2000 kernels: row types, constants, and the tables of ITU-T T.800."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu.gpu.device.kernel_tables import row_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.model.arrays import Integers
+
+# A code block. target: offset of its first coefficient within a tile; pitch: coefficients from one
+# row to the next; width, height: its size in samples; planes: maximum number of bit planes (Mb plus
+# the shift); orientation: 0 for LL and LH, 1 for HL, 2 for HH; style: bits of T.800, table A.19;
+# shift: up-shift of the region of interest; scale: half a quantization step.
+BLOCK = row_type(
+    "i8 target, i4 pitch, i4 width, i4 height, i4 planes, i4 orientation, i4 style, i4 shift, "
+    "i4 reversible, f4 scale, i4 unused"
+)
+
+# The code blocks of a subband in one precinct. first: index of the first one; wide, high: number of
+# code blocks across and down; tree, nodes: first node, and number of nodes, of each tag tree.
+BAND = row_type("i4 first, i4 wide, i4 high, i4 tree, i4 nodes")
+# The subbands in a precinct. first, count: index of the first band, and number of bands.
+PRECINCT = row_type("i4 first, i4 count")
+PACKET = row_type("i4 precinct, i4 layer")
+
+# State of a code block after its packet headers have been read. first, last: its records; bytes,
+# passes: totals of these; planes: coded bit planes; length_bits: Lblock (T.800, B.10.7.1), 0 until
+# the first inclusion; room: coding passes that still fit the codeword segment.
+BLOCK_STATE = row_type("i4 first, i4 last, u4 bytes, i4 passes, i4 planes, i4 length_bits, i4 room")
+# A part of a codeword segment in one packet. offset, length: its bytes; next: the code block's next
+# record, or -1; passes: coding passes that end in it; starts: whether it starts a segment.
+RECORD = row_type("u8 offset, u4 length, i4 next, i4 passes, i4 starts")
+
+# A component. plane: offset of its first coefficient within a tile; left, upper: position of its
+# first sample; across, down: subsampling (XRsiz, YRsiz); middle: DC level shift; lowest, highest:
+# range of its samples.
+COMPONENT = row_type(
+    "i8 plane, i4 pitch, i4 width, i4 height, i4 left, i4 upper, i4 across, i4 down, "
+    "i4 middle, i4 lowest, i4 highest, i4 reversible, i4 unused"
+)
+
+# See `_transitions`, `_significance` and `_signs`.
+TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256]")
+
+STRUCTURES = {
+    "Block": BLOCK,
+    "Band": BAND,
+    "Precinct": PRECINCT,
+    "Packet": PACKET,
+    "BlockState": BLOCK_STATE,
+    "Record": RECORD,
+    "Component": COMPONENT,
+    "Tables": TABLES,
+}
+
+# Bits of the code block style (T.800, table A.19), and of the packet style (table A.13: SOP and EPH
+# markers).
+BYPASS, RESET_CONTEXTS, TERMINATE_ALL, CAUSAL, SEGMENT_SYMBOLS = 1, 2, 4, 8, 32
+PACKET_STARTS, HEADER_ENDS = 2, 4
+# Status of a tile: decoded, headers differ from the form's, bytes are missing, data is damaged.
+FINE, OTHER_FORM, CUT, DAMAGED = range(4)
+
+THREADS, THREADS_OF_BLOCKS = 128, 64
+BUCKETS = 2048
+LINE_SAMPLES = 8192
+
+CONSTANTS = {
+    name: globals()[name]
+    for name in (
+        *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS"),
+        *("PACKET_STARTS", "HEADER_ENDS", "FINE", "OTHER_FORM", "CUT", "DAMAGED"),
+        *("THREADS", "THREADS_OF_BLOCKS", "BUCKETS", "LINE_SAMPLES"),
+    )
+}
+
+# Table C.2 of T.800: Qe, NMPS, NLPS and SWITCH of each state. The last state is for the uniform
+# context (T.800, table D.7).
+STATES = """
+5601 1 1 1  3401 2 6 0  1801 3 9 0  0AC1 4 12 0  0521 5 29 0  0221 38 33 0  5601 7 6 1
+5401 8 14 0  4801 9 14 0  3801 10 14 0  3001 11 17 0  2401 12 18 0  1C01 13 20 0  1601 29 21 0
+5601 15 14 1  5401 16 14 0  5101 17 15 0  4801 18 16 0  3801 19 17 0  3401 20 18 0  3001 21 19 0
+2801 22 19 0  2401 23 20 0  2201 24 21 0  1C01 25 22 0  1801 26 23 0  1601 27 24 0  1401 28 25 0
+1201 29 26 0  1101 30 27 0  0AC1 31 28 0  09C1 32 29 0  08A1 33 30 0  0521 34 31 0  0441 35 32 0
+02A1 36 33 0  0221 37 34 0  0141 38 35 0  0111 39 36 0  0085 40 37 0  0049 41 38 0  0025 42 39 0
+0015 43 40 0  0009 44 41 0  0005 45 42 0  0001 45 43 0  5601 46 46 0
+"""
+
+
+def _transitions() -> NDArray[np.uint32]:
+    """Return two entries for each state of the MQ decoder, one per more probable symbol (0, 1).
+
+    An entry has Qe in its upper half; then 7 bits each for the entries that follow the more and
+    the less probable symbol; and the more probable symbol in bit 0.
+    """
+    numbers = STATES.split()
+    found = []
+    for start in range(0, len(numbers), 4):
+        interval, likely, unlikely, switch = numbers[start : start + 4]
+        for symbol in (0, 1):
+            after, other = 2 * int(likely) + symbol, 2 * int(unlikely) + (symbol ^ int(switch))
+            found.append(int(interval, 16) << 16 | after << 8 | other << 1 | symbol)
+    return np.array(found, np.uint32)
+
+
+def _significance() -> NDArray[np.uint8]:
+    """Return the context of significance for each 3 by 3 neighborhood (T.800, table D.1).
+
+    The index has a bit for each sample, set if it is significant: bits 0 to 2 for the left column
+    from top to bottom, 3 to 5 for the middle one, 6 to 8 for the right one. There are 512 entries
+    for each orientation.
+    """
+    bits = np.arange(512)[:, None] >> np.arange(9) & 1
+    across, down = bits[:, 1] + bits[:, 7], bits[:, 3] + bits[:, 5]
+    corners = bits[:, 0] + bits[:, 2] + bits[:, 6] + bits[:, 8]
+    # The table's rows: the first condition that holds gives the context, 0 if none does.
+    contexts = range(8, 0, -1)
+
+    # In LL and LH, horizontal neighbors (`first`) rank before vertical ones; in HL, the reverse.
+    def by_sides(first: Integers, second: Integers) -> Integers:
+        one = first == 1
+        strong = [first == 2, one & (second > 0), one & (corners > 0), one]
+        weak = [second == 2, second == 1, corners > 1, corners == 1]
+        return np.select([*strong, *weak], contexts, 0)
+
+    sides, single = across + down, corners == 1
+    strong = [corners > 2, (corners == 2) & (sides > 0), corners == 2]
+    weak = [single & (sides > 1), single & (sides == 1), single, sides > 1, sides == 1]
+    diagonal = np.select([*strong, *weak], contexts, 0)
+    found = np.stack([by_sides(across, down), by_sides(down, across), diagonal])
+    return found.astype(np.uint8).ravel()
+
+
+def _signs() -> NDArray[np.uint8]:
+    """Return the context of a sign in bits 0 to 2, and the XOR bit in bit 3 (tables D.2 and D.3).
+
+    The index encodes which neighbors are significant (bits 0 to 3: left, upper, lower, right) and
+    which of these are negative (bits 4 to 7).
+    """
+    index = np.arange(256)
+    values = (index[:, None] >> np.arange(4) & 1) * (
+        1 - 2 * (index[:, None] >> np.arange(4, 8) & 1)
+    )
+    across = np.clip(values[:, 0] + values[:, 3], -1, 1)
+    down = np.clip(values[:, 1] + values[:, 2], -1, 1)
+    turned = (across < 0) | ((across == 0) & (down < 0))
+    down = np.where(across < 0, -down, np.where(across == 0, np.abs(down), down))
+    context = np.where(across == 0, down, down + 3)
+    found: NDArray[np.uint8] = (context | turned << 3).astype(np.uint8)
+    return found
+
+
+@lru_cache(maxsize=1)
+def tables() -> NDArray[np.void]:
+    """Return the one row of type `TABLES` that the kernels read."""
+    found = np.zeros(1, TABLES)
+    found["transitions"], found["significance"] = _transitions(), _significance()
+    found["signs"] = _signs()
+    return found

@@ -1,0 +1,20 @@
+"""Type aliases for arrays of samples, indices and flags."""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import cupy
+
+# A file declares the type of its samples, so it is unknown before the file is opened.
+Array = NDArray[Any]
+DType = np.dtype[Any]
+ByteArray = NDArray[np.uint8]
+Indices = NDArray[np.intp]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Records = NDArray[np.void]
+DeviceArray: TypeAlias = "cupy.ndarray"
+AnyArray: TypeAlias = "Array | cupy.ndarray"

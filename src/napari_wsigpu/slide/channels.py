@@ -1,0 +1,177 @@
+"""Read selected channels of a slide without decoding others that the file stores separately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.model.appearance import channel_colors, contrast_limits
+from napari_wsigpu.model.composite import WHITE, ChannelStyle, Composite
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.plan import ReadOptions, Regions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import TypeVar
+
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.layout import Channel, LevelLayout, PyramidLevel
+    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.reader import RegionReader
+
+    Result = TypeVar("Result")
+    Tile = tuple[int, int]
+
+FOR_DISPLAYS = ReadOptions(tolerant=True)
+# A composite of more channels than this is hard to interpret, so a viewer doesn't start with one.
+MOST_VISIBLE = 4
+
+
+def composite_of(
+    named: Sequence[Channel],
+    overview: Callable[[int], Array],
+    channels: Sequence[int] | None,
+    settings: Composite | None,
+) -> Composite:
+    """Return settings that show some channels, each with a window; see `Slide.composite`."""
+    if settings is None:
+        settings = Composite(
+            tuple(
+                ChannelStyle(channel.name, color or WHITE, channel.window)
+                for channel, color in zip(named, channel_colors(named), strict=True)
+            )
+        )
+        if channels is None:
+            channels = [number for number, each in enumerate(named) if each.visible][:MOST_VISIBLE]
+    settings = settings.showing(settings.visible if channels is None else channels)
+    for number in settings.visible:
+        style = settings.channels[number]
+        if style.window is None:
+            window = contrast_limits(overview(number))
+            settings = settings.styled(number, replace(style, window=window))
+    return settings
+
+
+def channel_levels(
+    pyramid: Iterable[PyramidLevel], first: int
+) -> dict[tuple[int, int], PyramidLevel]:
+    """Return the levels of each channel as images of their own.
+
+    Parameters
+    ----------
+    pyramid : iterable of PyramidLevel
+        The slide's levels.
+    first : int
+        Number of the first of these images.
+
+    Returns
+    -------
+    dict of (int, int) to PyramidLevel
+        Keyed by (level number, channel). Empty if the file stores several channels in one tile:
+        reading one of them would decode the others, too.
+    """
+    levels = list(pyramid)
+    if not all(_is_separate(level.layout) for level in levels):
+        return {}
+    keys = [(level, each) for each in range(levels[0].layout.channels) for level in levels]
+    numbers = {(level.number, each): first + at for at, (level, each) in enumerate(keys)}
+    found = {}
+    for level, channel in keys:
+        key = level.number, channel
+        finer = None if level.finer is None else numbers[level.finer, channel]
+        image = _of_channel(level.layout, channel)
+        found[key] = level._replace(number=numbers[key], layout=image, finer=finer)
+    return found
+
+
+def _is_separate(level: LevelLayout) -> bool:
+    """Whether each channel of a level is computed, or has tiles of its own in the file."""
+    separate = level.encoding.samples == 1 and level.grid.planes == level.channels > 1
+    plain = not level.parts and level.library is None and level.encoding.jpeg_header is None
+    return level.channels > 1 and (level.computed or (separate and plain))
+
+
+def _of_channel(level: LevelLayout, channel: int) -> LevelLayout:
+    if level.computed:
+        return replace(level, channels=1)
+    grid, encoding, own = level.grid, level.encoding, slice(channel, channel + 1)
+    grid = replace(grid, offsets=grid.offsets[own], byte_counts=grid.byte_counts[own])
+    if len(encoding.jpeg_tables) > 1:
+        encoding = replace(encoding, jpeg_tables=encoding.jpeg_tables[own])
+    return replace(level, channels=1, grid=grid, encoding=encoding)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelReader:
+    """Reads some channels of a slide for displays.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the open slide in the keys of its tiles.
+    images : Mapping of (int, int) to PyramidLevel
+        The images of single channels; see `channel_levels`.
+    reader : RegionReader
+        Reads the slide's images.
+    log : TileLog
+        Knows which tiles are damaged.
+    guarded : callable
+        Runs a function while keeping the slide open.
+    """
+
+    _slide: int
+    _images: Mapping[tuple[int, int], PyramidLevel]
+    _reader: RegionReader
+    _log: TileLog
+    _guarded: Callable[[Callable[[], Result]], Result]
+
+    def region(
+        self,
+        number: int,
+        regions: Regions,
+        channels: Sequence[int],
+        options: ReadOptions = FOR_DISPLAYS,
+    ) -> list[Array]:
+        """Return a region of a level, one array of shape (height, width) per channel.
+
+        Raises
+        ------
+        TileError
+            If a tile is damaged and the options are not tolerant.
+        SlideError
+            If the file can't be read.
+        """
+
+        def read(image: int) -> Array:
+            return self._guarded(lambda: self._reader.read(image, regions, options)[0])
+
+        if self._images:
+            return [read(self._images[number, channel].number)[..., 0] for channel in channels]
+        pixels = read(number) if channels else None
+        return [] if pixels is None else [pixels[..., channel] for channel in channels]
+
+    def tiles(
+        self, number: int, tiles: Collection[Tile], channels: Sequence[int]
+    ) -> tuple[dict[Tile, list[Array]], set[Tile]]:
+        """Return whole tiles of a level, one array per channel, and which tiles are damaged.
+
+        Raises
+        ------
+        DeviceError, SlideError
+            As in `RegionReader.read_tiles`.
+        """
+        found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
+        damaged: set[Tile] = set()
+        sources = (
+            {self._images[number, c].number: [0] for c in channels}
+            if self._images
+            else {number: channels}
+        )
+        for image, shown in sources.items():
+            pixels = self._guarded(partial(self._reader.read_tiles, image, tiles))
+            for tile in tiles:
+                found[tile] += (pixels[tile][..., channel] for channel in shown)
+                if self._log.has_failed(TileKey(self._slide, image, *tile)):
+                    damaged.add(tile)
+        return found, damaged

@@ -1,0 +1,1 @@
+"""Annotations as napari layers, with undo and recovery."""

@@ -1,0 +1,529 @@
+"""Conversion between annotations and napari shapes, points and labels layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from napari.layers import Points, Shapes
+from napari.utils.colormaps.standardize_color import transform_color
+
+from napari_wsigpu.annotations.annotation import Annotation
+from napari_wsigpu.annotations.dicom_annotations import DICOM
+from napari_wsigpu.annotations.masks import WITH_AREA
+from napari_wsigpu.annotations.rings import ellipse, joined, split
+from napari_wsigpu.annotations.tracing import outlines
+from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.viewer.annotations.object_labels import object_labels
+from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
+from napari_wsigpu.viewer.view.region import to_slide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from napari import Viewer
+    from napari.layers import Layer
+
+    from napari_wsigpu.annotations.annotation import Color, Kind
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.slide.slide import Slide
+    from napari_wsigpu.viewer.layers.placement import Attributes
+    from napari_wsigpu.viewer.view.region import ToPixels
+
+    # Data, attributes and kind, as `Layer.as_layer_data_tuple` returns them.
+    LayerData = tuple[Any, Attributes, str]
+
+CLASS, NAME, TYPE, LOCKED, ID = COLUMNS = ("class", "name", "object_type", "locked", "id")
+SLIDE = "slide"
+OBJECTS = "objects"  # metadata key: the annotations that a labels layer draws
+MOST_SHAPES = 20_000  # napari needs seconds for a layer of this many shapes
+MANY = (
+    f"Shown as labels, because napari draws more than {MOST_SHAPES:,} outlines too slowly; "
+    "exports contain the outlines."
+)
+FOR_EXPORT = "for export"  # metadata key: shapes that select a region, not annotations
+REST = "annotations"  # metadata key: properties without a table column, by id
+CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
+RED: Color = (255, 0, 0)  # color of objects without a class, as in QuPath
+LIGHT = 0x26  # opacity of fills, out of 255, which keeps the slide visible
+ELLIPSE_VERTICES = 128
+CENTER = 0.5  # napari's origin is the center of the first pixel, QuPath's its corner
+OF_ALL = 1 / 500  # width of outlines relative to the slide, until the zoom is known
+POINT, SMALLEST_POINT = 20, 8  # size in pixels of level 0, and smallest size on screen
+MOST_PIXELS = 1 << 28
+SAME = 1e-3  # pixels
+PLACEMENT = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
+
+
+def placement(layer: Layer) -> Attributes:
+    """Return the attributes that align another layer's data with a layer's pixels of level 0."""
+    return {name: getattr(layer, name) for name in PLACEMENT}
+
+
+def flat_placement(layer: Layer) -> Attributes:
+    """Return `placement` for two-dimensional data, which is shown on all planes of a slide."""
+    place, last = placement(layer), slice(-2, None)
+    if layer.ndim == 2:
+        return place
+    rotate, shear = np.asarray(layer.rotate), np.asarray(layer.shear)
+    return place | {
+        "rotate": rotate[last, last],
+        "shear": shear[-1:] if shear.ndim == 1 else shear[last, last],
+        "affine": layer.affine.set_slice([layer.ndim - 2, layer.ndim - 1]),
+        **{name: place[name][last] for name in ("scale", "translate", "units", "axis_labels")},
+    }
+
+
+def image_placement(
+    layer: Layer, step: tuple[float, float], corner: tuple[float, float] = (0, 0)
+) -> Attributes:
+    """Return the attributes that place an image with larger pixels on a slide's layer.
+
+    Parameters
+    ----------
+    layer : Layer
+        A layer of the slide.
+    step, corner : tuple of float
+        Size of a pixel and position of the upper left corner, (x, y) in pixels of level 0.
+    """
+    # napari places a layer by the center of its first pixel.
+    first = np.zeros(layer.ndim)
+    first[-2:] = np.array(corner[::-1]) + (np.array(step[::-1]) - 1) / 2
+    place = layer.affine.inverse(layer.data_to_world(first))
+    scale = np.array(layer.scale)[-2:] * step[::-1]
+    return flat_placement(layer) | {"scale": scale, "translate": place[-2:]}
+
+
+def annotation_layers(
+    annotations: Sequence[Annotation], name: str, slide_layer: Layer | None = None
+) -> list[LayerData]:
+    """Return the data of a shapes layer and a points layer, leaving out empty layers.
+
+    More than `MOST_SHAPES` polygons and ellipses become a labels layer.
+
+    Parameters
+    ----------
+    annotations : sequence of Annotation
+        Annotations of a slide.
+    name : str
+        The layers' name.
+    slide_layer : Layer, optional
+        A layer of the slide to place them on; without it, world units are pixels.
+
+    Returns
+    -------
+    list of (data, attributes, "labels", "shapes" or "points")
+        The features have the columns `COLUMNS` and one column per measurement.
+    """
+    common: Attributes = {"name": name}
+    metadata: Attributes = {}
+    slide = slide_of(slide_layer)
+    if slide_layer is not None:
+        common |= flat_placement(slide_layer)
+        metadata[SLIDE] = None if slide is None else slide.path
+    metadata[REST] = _rest(annotations)
+    metadata[CODES] = {
+        each.classification: {DICOM: each.extra[DICOM]}
+        for each in annotations
+        if DICOM in each.extra
+    }
+    common["metadata"] = metadata
+    shapes = [annotation for annotation in annotations if annotation.kind != "points"]
+    objects = [annotation for annotation in shapes if annotation.kind in WITH_AREA]
+    if len(objects) > MOST_SHAPES:
+        shapes = [annotation for annotation in shapes if annotation.kind not in WITH_AREA]
+    else:
+        objects = []
+    points = [annotation for annotation in annotations if annotation.kind == "points"]
+    return [
+        *([_labels(objects, common, slide)] if objects else []),
+        *([_shapes(shapes, common, slide)] if shapes else []),
+        *([_points(points, common)] if points else []),
+    ]
+
+
+def _shapes(
+    annotations: Sequence[Annotation], common: Attributes, slide: Slide | None
+) -> LayerData:
+    drawn = [
+        (annotation, ring)
+        for annotation in annotations
+        for ring in (annotation.rings if annotation.kind == "line" else [None])
+    ]
+    shapes = [_shape(annotation, ring) for annotation, ring in drawn]
+    ends = np.array([edge for outline, _ in shapes for edge in (outline.min(0), outline.max(0))])
+    side = np.ptp(ends, axis=0).max() if slide is None else max(slide.dimensions)
+    owners = [annotation for annotation, _ in drawn]
+    edges = _edge_colors(owners)
+    attributes = {
+        **common,
+        "shape_type": [kind for _, kind in shapes],
+        "edge_color": edges,
+        "edge_width": max(float(side) * OF_ALL, 1.0),
+        "face_color": np.concatenate([edges[:, :3], np.full((len(edges), 1), LIGHT / 255)], axis=1),
+        "features": _table(owners),
+    }
+    return [outline for outline, _ in shapes], attributes, "shapes"
+
+
+def _labels(
+    annotations: Sequence[Annotation], common: Attributes, slide: Slide | None
+) -> LayerData:
+    size = None if slide is None else slide.dimensions
+    levels, attributes, numbers = object_labels(annotations, size, RED)
+    attributes |= {
+        **common,
+        "features": {"index": numbers, **_table(annotations)},
+        "metadata": {**common["metadata"], OBJECTS: tuple(annotations)},
+    }
+    return levels, attributes, "labels"
+
+
+def _points(annotations: Sequence[Annotation], common: Attributes) -> LayerData:
+    spots = [
+        (annotation, spot)
+        for annotation in annotations
+        for ring in annotation.rings
+        for spot in ring
+    ]
+    owners = [annotation for annotation, _ in spots]
+    attributes = {
+        **common,
+        "face_color": _edge_colors(owners),
+        "border_color": "white",
+        "size": POINT,
+        "canvas_size_limits": (SMALLEST_POINT, 10_000),
+        "features": _table(owners),
+    }
+    return np.array([spot for _, spot in spots])[:, ::-1] - CENTER, attributes, "points"
+
+
+def _shape(annotation: Annotation, ring: Array | None) -> tuple[Array, str]:
+    if ring is not None:
+        return ring[:, ::-1] - CENTER, "path" if len(ring) > 2 else "line"
+    if annotation.kind == "ellipse":
+        [outline] = annotation.rings
+        (left, top), (right, bottom) = outline.min(axis=0), outline.max(axis=0)
+        corners = np.array([[top, left], [top, right], [bottom, right], [bottom, left]])
+        return corners - CENTER, "ellipse"
+    return joined(annotation.rings)[:, ::-1] - CENTER, "polygon"
+
+
+def _edge_colors(annotations: Sequence[Annotation]) -> Array:
+    colors = [(*(annotation.color or RED), 255) for annotation in annotations]
+    return np.array(colors) / 255
+
+
+def _table(annotations: Sequence[Annotation]) -> Attributes:
+    columns: Attributes = {
+        CLASS: [annotation.classification for annotation in annotations],
+        NAME: [annotation.name for annotation in annotations],
+        TYPE: [annotation.object_type for annotation in annotations],
+        LOCKED: [annotation.locked for annotation in annotations],
+        ID: [annotation.id for annotation in annotations],
+    }
+    keys = dict.fromkeys(key for annotation in annotations for key in annotation.measurements)
+    for key in keys:
+        if key not in COLUMNS:
+            columns[key] = [each.measurements.get(key, np.nan) for each in annotations]
+    return columns
+
+
+def _rest(
+    annotations: Sequence[Annotation],
+) -> dict[str, tuple[tuple[Array, ...], Mapping[str, object]]]:
+    return {
+        annotation.id: (annotation.nucleus, annotation.extra)
+        for annotation in annotations
+        if annotation.id and (annotation.nucleus or annotation.extra)
+    }
+
+
+def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: bool) -> Layer:
+    """Add an empty layer for shapes or points above a slide's layer."""
+    attributes: Attributes = {
+        "name": f"{slide_name(slide)} {'points' if points else 'annotations'}",
+        "ndim": 2,
+        "metadata": {SLIDE: slide.path},
+        "features": {CLASS: np.array([], object), NAME: np.array([], object)},
+        "feature_defaults": {CLASS: "", NAME: ""},
+        **flat_placement(slide_layer),
+    }
+    if points:
+        limits = (SMALLEST_POINT, 10_000)
+        return viewer.add_points(
+            **attributes, size=POINT, border_color="white", canvas_size_limits=limits
+        )
+    return viewer.add_shapes(**attributes)
+
+
+# From layers
+
+
+def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
+    """Return the shapes, points and labels layers that hold annotations of a slide.
+
+    A layer without a slide in its metadata belongs to the slide if no other one is open.
+    """
+    slides = {slide_of(layer) for layer in viewer.layers} - {None}
+    return [
+        layer
+        for layer in viewer.layers
+        if (layer.metadata.get(SLIDE) == slide.path or (_is_free(layer) and len(slides) == 1))
+        and holds_annotations(layer)
+    ]
+
+
+def holds_annotations(layer: Layer) -> bool:
+    """Whether a layer is for annotations, of whichever slide."""
+    is_for_them = isinstance(layer, Shapes | Points) or OBJECTS in layer.metadata
+    return is_for_them and FOR_EXPORT not in layer.metadata
+
+
+def _is_free(layer: Layer) -> bool:
+    return SLIDE not in layer.metadata
+
+
+def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | None:
+    """Return a layer of the slide that annotations belong to; None if no slide is open.
+
+    This is the slide in the annotations' metadata, else the active slide, else the only one.
+
+    Raises
+    ------
+    AnnotationError
+        If several slides are possible.
+    """
+    if viewer is None:
+        return None
+    shown = [layer for layer in viewer.layers if slide_of(layer) is not None]
+    by_path = {_path(layer): layer for layer in reversed(shown)}
+    path = (attributes.get("metadata") or {}).get(SLIDE)
+    if path in by_path:
+        return by_path[path]
+    active = viewer.layers.selection.active
+    if active in shown:
+        return active
+    if len(by_path) > 1:
+        raise AnnotationError(
+            f"The layer '{attributes.get('name')}' could belong to any of several open slides; "
+            "select its slide's layer, and open the file again or export with the Annotate dock."
+        )
+    return shown[0] if shown else None
+
+
+def _path(layer: Layer) -> str:
+    slide = slide_of(layer)
+    return "" if slide is None else slide.path
+
+
+def to_pixels(
+    viewer: Viewer | None, attributes: Attributes, ndim: int, slide_layer: Layer | None
+) -> ToPixels:
+    """Return a function from a layer's data coordinates to pixels of a slide."""
+    if viewer is None or slide_layer is None:
+        return lambda points: np.asarray(points, np.float64)[:, -2:]
+    place = {name: attributes[name] for name in PLACEMENT if attributes.get(name) is not None}
+    stand_in = Points(ndim=ndim, **place)
+    return to_slide(viewer, stand_in, slide_layer)
+
+
+def annotations_of(data: LayerData, pixels_of: ToPixels) -> list[Annotation]:
+    """Return the annotations in a layer's data tuple, as from `Layer.as_layer_data_tuple`.
+
+    Parameters
+    ----------
+    data : (data, attributes, "shapes" or "points" or "labels")
+        Points with the same id are one object; without ids, points of the same class, name and type
+        are.
+    pixels_of : callable
+        The function that `to_pixels` returns.
+
+    Raises
+    ------
+    AnnotationError
+        If the layer is of another kind, or its labels do not have two axes or are too large.
+    """
+    content, attributes, kind = data
+    if kind == "shapes":
+        return _of_shapes(content, attributes, pixels_of)
+    if kind == "points":
+        return _of_points(np.asarray(content), attributes, pixels_of)
+    if kind == "labels":
+        return _of_labels(content, attributes, pixels_of)
+    raise AnnotationError(
+        f"The layer '{attributes.get('name')}' holds no shapes, points or labels; choose another "
+        "layer."
+    )
+
+
+def shape_annotations(
+    vertices: Sequence[Array],
+    types: Sequence[str],
+    pixels_of: ToPixels,
+    rows: Sequence[Attributes] = (),
+) -> list[Annotation]:
+    """Convert shapes to annotations.
+
+    Parameters
+    ----------
+    vertices : sequence of ndarray, shape (vertices, axes)
+        Vertices as in `Shapes.data`.
+    types : sequence of str
+        Types as in `Shapes.shape_type`.
+    pixels_of : callable
+        The function that `to_pixels` returns.
+    rows : sequence of dict, optional
+        Further fields of each annotation.
+    """
+    if not len(vertices):
+        return []
+    ends = np.cumsum([len(each) for each in vertices])[:-1]
+    moved = np.split(pixels_of(np.concatenate(vertices))[:, ::-1] + CENTER, ends)
+    return [
+        Annotation(*_outline(kind, outline), **row)
+        for kind, outline, row in zip(types, moved, rows or [{}] * len(moved), strict=True)
+    ]
+
+
+def _of_shapes(
+    content: Sequence[Array], attributes: Attributes, pixels_of: ToPixels
+) -> list[Annotation]:
+    types = attributes["shape_type"]
+    types = [types] * len(content) if isinstance(types, str) else [str(each) for each in types]
+    rows = _rows(attributes, len(content), "edge_color")
+    return shape_annotations(content, types, pixels_of, rows)
+
+
+def _outline(kind: str, vertices: Array) -> tuple[Kind, tuple[Array, ...]]:
+    if kind in ("line", "path"):
+        return "line", (vertices,)
+    if kind == "ellipse":
+        sides = vertices[1] - vertices[0], vertices[3] - vertices[0]
+        upright = all(min(abs(side)) <= 1e-3 * max(abs(side)) for side in sides)
+        return "ellipse" if upright else "polygon", (ellipse(vertices, ELLIPSE_VERTICES),)
+    return "polygon", tuple(split(vertices))
+
+
+def _of_points(content: Array, attributes: Attributes, pixels_of: ToPixels) -> list[Annotation]:
+    if not len(content):
+        return []
+    moved = pixels_of(content)[:, ::-1] + CENTER
+    rows = _rows(attributes, len(content), "face_color", unique=False)
+    by_object: dict[object, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        key = row["id"] or (row["classification"], row["name"], row["object_type"])
+        by_object[key].append(index)
+    return [Annotation("points", (moved[found],), **rows[found[0]]) for found in by_object.values()]
+
+
+def _of_labels(content: Array, attributes: Attributes, pixels_of: ToPixels) -> list[Annotation]:
+    objects = (attributes.get("metadata") or {}).get(OBJECTS)
+    if objects:
+        return _moved(objects, pixels_of)
+    if attributes.get("multiscale"):
+        content = content[0]
+    if content.ndim == 2 and content.shape[0] * content.shape[1] > MOST_PIXELS:
+        raise AnnotationError(
+            f"The labels '{attributes.get('name')}' have {content.size:,} pixels, too many to "
+            "trace; create a labels layer at a coarser level."
+        )
+    found = outlines(np.asarray(content))
+    rows = attributes.get("features")
+    known = {} if rows is None or "index" not in rows else rows.set_index("index").to_dict("index")
+    colormap = attributes.get("colormap")
+    annotations = []
+    for label, rings in sorted(found.items()):
+        moved = tuple(pixels_of(ring[:, ::-1] - CENTER)[:, ::-1] + CENTER for ring in rings)
+        row = known.get(label, {})
+        color = None if colormap is None else _bytes(np.ravel(colormap.map(label)))
+        annotations.append(
+            Annotation(
+                "polygon",
+                moved,
+                name=_text(row.get(NAME)) or str(label),
+                classification=_text(row.get(CLASS)),
+                color=color,
+                object_type="detection",
+            )
+        )
+    return annotations
+
+
+def _moved(annotations: Sequence[Annotation], pixels_of: ToPixels) -> list[Annotation]:
+    """Move annotations to the current position of their layer."""
+    rings = [ring for annotation in annotations for ring in annotation.rings]
+    ends = np.cumsum([len(ring) for ring in rings])[:-1]
+    vertices = np.concatenate(rings)
+    moved = pixels_of(vertices[:, ::-1] - CENTER)[:, ::-1] + CENTER
+    if np.allclose(moved, vertices, rtol=0, atol=SAME):
+        return list(annotations)
+    found = iter(np.split(moved, ends))
+    return [
+        replace(annotation, rings=tuple(next(found) for _ in annotation.rings))
+        for annotation in annotations
+    ]
+
+
+def _rows(
+    attributes: Attributes, count: int, color: str, *, unique: bool = True
+) -> list[Attributes]:
+    """Return the fields of each annotation, from the table of features and the colors."""
+    table = attributes.get("features")
+    columns = {} if table is None else {name: list(table[name]) for name in table}
+    metadata = attributes.get("metadata") or {}
+    rest, codes = metadata.get(REST, {}), metadata.get(CODES, {})
+    colors = [_bytes(each) for each in _colors(attributes.get(color), count)]
+    measured = [name for name in columns if name not in COLUMNS and _is_number(columns[name])]
+    used: set[str] = set()
+    rows = []
+    for index in range(count):
+        cells = {name: column[index] for name, column in columns.items()}
+        name, classification = _text(cells.get(NAME)), _text(cells.get(CLASS))
+        stated = _text(cells.get(ID))
+        # napari copies features to a new shape; a repeated id belongs to the first shape.
+        own = "" if unique and stated in used else stated
+        used.add(own)
+        nucleus, extra = rest.get(own, ((), {}))
+        shown = colors[index]
+        rows.append(
+            {
+                "name": name,
+                "classification": classification,
+                "color": shown if classification or shown != RED else None,
+                "object_type": _text(cells.get(TYPE)) or "annotation",
+                "locked": cells.get(LOCKED) in (True, "True"),
+                "measurements": {
+                    key: float(cells[key]) for key in measured if np.isfinite(cells[key])
+                }
+                if own or not stated
+                else {},
+                "id": own,
+                "nucleus": nucleus,
+                "extra": {**codes.get(classification, {}), **extra},
+            }
+        )
+    return rows
+
+
+def _colors(stated: object, count: int) -> Iterator[Array]:
+    if stated is None:
+        return iter(np.tile((1.0, 0, 0, 1), (count, 1)))
+    found = transform_color(stated)
+    return iter(found if len(found) == count else np.repeat(found[:1], count, axis=0))
+
+
+def _bytes(color: Array) -> Color:
+    red, green, blue = (round(float(value) * 255) for value in color[:3])
+    return red, green, blue
+
+
+def _is_number(column: Sequence[object]) -> bool:
+    return all(isinstance(value, int | float | np.number) for value in column)
+
+
+def _text(value: object) -> str:
+    """Return the text of a table's cell; an empty cell may hold None or NaN instead."""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,419 @@
+"""Management of a viewer's annotations: thin outlines, undo, and recovery after a crash."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+import numpy as np
+from napari.layers import Labels, Shapes
+from napari.utils.interactions import mouse_move_callbacks
+from qtpy.QtCore import QEvent, QObject, QTimer
+from qtpy.QtWidgets import QMessageBox
+
+from napari_wsigpu.annotations import recovery
+from napari_wsigpu.annotations.rings import areas
+from napari_wsigpu.storage.remote.url import file_name
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    FOR_EXPORT,
+    SLIDE,
+    annotation_layers_of,
+    annotations_of,
+    holds_annotations,
+    to_pixels,
+)
+from napari_wsigpu.viewer.annotations.undo_history import History
+from napari_wsigpu.viewer.drawing.outlines import OutlineDrawing
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.napari_internals import (
+    SHAPES_VISUAL,
+    drop_leftovers,
+    finish_drawing,
+    is_being_drawn,
+    main_window,
+    unwrapped,
+)
+from napari_wsigpu.viewer.view.arrangement import slides_of
+from napari_wsigpu.viewer.view.navigation import screen_pixels
+from napari_wsigpu.viewer.window.main_window import single_shot, soon
+from napari_wsigpu.viewer.window.notifications import show_info
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from napari import Viewer
+    from napari.layers import Layer
+    from napari.utils.events import Event
+    from qtpy.QtWidgets import QMainWindow
+
+    from napari_wsigpu.annotations import Annotation
+    from napari_wsigpu.slide.slide import Slide
+    from napari_wsigpu.viewer.annotations.annotation_layers import LayerData
+    from napari_wsigpu.viewer.annotations.undo_history import AnnotationLayer
+    from napari_wsigpu.viewer.view.region import ToPixels
+
+EDGE = 2  # width of outlines in pixels of the screen
+SETTLED_MS = 100  # pause after which changes become one undo step
+ZOOMED_MS = 150  # pause after which outlines are fitted to a new zoom
+KEEP_MS = 5000  # pause after which unsaved annotations are written to a recovery file
+LEAST_DRAG = 5  # pixels of the screen; a shorter drag or a smaller area is an accidental click
+MOST_NAMED = 4  # slides that a question lists by name
+NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
+DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
+
+_annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
+
+
+def annotator_of(viewer: Viewer) -> Annotator:
+    """Return the annotator of a viewer; create it if there is none."""
+    viewer = unwrapped(viewer)
+    if viewer not in _annotators:
+        _annotators[viewer] = Annotator(viewer)
+    return _annotators[viewer]
+
+
+def has_annotator(viewer: Viewer) -> bool:
+    """Whether a viewer has an annotator."""
+    return unwrapped(viewer) in _annotators
+
+
+class Annotator:
+    """Tracks changes of a viewer's annotations, and keeps their outlines thin.
+
+    Parameters
+    ----------
+    viewer : Viewer
+        The viewer.
+    """
+
+    def __init__(self, viewer: Viewer) -> None:
+        self._viewer = ref(viewer)
+        self._histories: dict[str, History] = {}  # by the slide's path: it may be opened again
+        self._touched: dict[int, AnnotationLayer] = {}
+        self._settled = single_shot(self._record, SETTLED_MS)
+        self._zoomed = single_shot(self.fit_outlines, ZOOMED_MS)
+        self._kept = single_shot(self.keep, KEEP_MS)
+        self._unkept: set[Slide] = set()
+        # Number of changes to each slide's recovery file, so that an outdated one is not written.
+        self._versions: Counter[str] = Counter()
+        self._writing = threading.Lock()
+        self._guard: _Guard | None = None
+        self._drawings: WeakValueDictionary[int, OutlineDrawing] = WeakValueDictionary()
+        # Last, when napari has already created the layer's visual.
+        viewer.layers.events.inserted.connect(self._on_inserted, position="last")
+        viewer.layers.events.removing.connect(self._record)
+        viewer.layers.events.removed.connect(self._on_removed)
+        viewer.scene.camera.events.zoom.connect(self._on_zoom)
+        viewer.mouse_drag_callbacks.append(finish_drags)
+        for layer in viewer.layers:
+            if self._watch(layer):
+                self.history(layer.metadata[SLIDE]).watch(layer)
+
+    def close(self) -> None:
+        """Disconnect from the viewer."""
+        viewer = self._viewer()
+        for timer in (self._settled, self._zoomed, self._kept):
+            timer.stop()
+        if viewer is not None:
+            viewer.layers.events.inserted.disconnect(self._on_inserted)
+            viewer.layers.events.removing.disconnect(self._record)
+            viewer.layers.events.removed.disconnect(self._on_removed)
+            viewer.scene.camera.events.zoom.disconnect(self._on_zoom)
+            viewer.mouse_drag_callbacks.remove(finish_drags)
+            _annotators.pop(viewer, None)
+
+    def history(self, path: str) -> History:
+        """Return the history of the annotations of the slide with a path."""
+        return self._histories.setdefault(path, History())
+
+    def undo(self, slide: Slide, *, again: bool = False) -> bool:
+        """Undo a slide's last change, or redo it if `again`; return False if there is none."""
+        self._record()
+        viewer, history = self._viewer(), self.history(slide.path)
+        move = history.redo if again else history.undo
+        done = viewer is not None and move(viewer.layers)
+        if done:
+            self._keep_soon(slide)
+            self.fit_outlines()
+        return done
+
+    def saved(self, path: str) -> None:
+        """Mark the annotations of the slide with a path as saved; delete their recovery file."""
+        self.history(path).unsaved = False
+        self._unkept = {slide for slide in self._unkept if slide.path != path}
+        self._versions[path] += 1
+        recovery.discard(path)
+
+    def restored(self, slide: Slide, copies: Sequence[Path]) -> None:
+        """Mark a slide's annotations as unsaved, and replace the copies they were read from."""
+        self.history(slide.path).unsaved = True
+        self._write_copy(slide, copies)
+
+    def unsaved(self) -> list[str]:
+        """Return the paths of the slides with unsaved annotations."""
+        self._record()
+        found = self._histories.items()
+        return [path for path, history in found if history.unsaved and not history.is_empty]
+
+    def annotations(self, slide: Slide, others: Sequence[Layer] = ()) -> list[Annotation]:
+        """Return the annotations of a slide and of other given layers."""
+        return _annotations(self._contents(slide, others))
+
+    def _contents(
+        self, slide: Slide, others: Sequence[Layer] = ()
+    ) -> list[tuple[LayerData, ToPixels]]:
+        viewer = self._viewer()
+        if viewer is None:
+            return []
+        slide_layer = next((each for each in viewer.layers if slide_of(each) is slide), None)
+        found = []
+        for layer in dict.fromkeys([*annotation_layers_of(viewer, slide), *others]):
+            data = layer.as_layer_data_tuple()
+            found.append((data, to_pixels(viewer, data[1], layer.ndim, slide_layer)))
+        return found
+
+    def keep(self) -> None:
+        """Write unsaved annotations to a recovery file, in another thread."""
+        for slide in self._unkept:
+            self._write_copy(slide)
+        self._unkept.clear()
+
+    def _write_copy(self, slide: Slide, replaced: Sequence[Path] = ()) -> None:
+        """Write a slide's recovery file in another thread, then delete the copies it replaces."""
+        # Converting many annotations takes seconds, so only their content is copied here.
+        contents, path = self._contents(slide), slide.path
+        self._versions[path] += 1
+        version = self._versions[path]
+
+        def work() -> None:
+            annotations = _annotations(contents)
+            with self._writing:
+                if version != self._versions[path]:
+                    return
+                if annotations and recovery.save(path, annotations):
+                    for copy in replaced:
+                        copy.unlink(missing_ok=True)
+                if not annotations or version != self._versions[path]:  # saved in the meantime
+                    recovery.discard(path)
+
+        threading.Thread(target=work, name="slide-annotations").start()
+
+    def fit_outlines(self) -> None:
+        """Give all outlines the same width on screen at any zoom."""
+        viewer = self._viewer()
+        for layer in () if viewer is None else viewer.layers:
+            if isinstance(layer, Shapes) and {SLIDE, FOR_EXPORT} & layer.metadata.keys():
+                drawing = self._drawings.get(id(layer))
+                if drawing is not None and drawing.is_active:
+                    continue  # draws a constant width at any zoom
+                width = outline_width(viewer, layer)
+                if layer.current_edge_width != width:
+                    with layer.block_update_properties():
+                        layer.current_edge_width = width
+                if any(each != width for each in layer.edge_width):
+                    layer.edge_width = width
+                    layer.events.edge_width()
+
+    def _on_inserted(self, event: Event) -> None:
+        layer = event.value
+        self._zoomed.start()
+        if self._watch(layer):
+            if len(layer.data):
+                self._touch_layer(layer)
+            else:
+                self.history(layer.metadata[SLIDE]).watch(layer)
+
+    def _watch(self, layer: Layer) -> bool:
+        """Follow a layer if it holds annotations of a slide; return whether it does."""
+        viewer = self._viewer()
+        if viewer is None or not _is_of_slide(layer):
+            return False
+        if isinstance(layer, Shapes):
+            with suppress(AttributeError, KeyError):  # napari draws it
+                self._drawings[id(layer)] = OutlineDrawing(viewer, layer)
+        if not isinstance(layer, Labels):
+            layer.events.data.connect(self._touch)
+            layer.events.features.connect(self._touch)
+        window = main_window(viewer)
+        if self._guard is None and window is not None:
+            self._guard = _Guard(window, self)
+        return True
+
+    def _on_removed(self, event: Event) -> None:
+        layer = event.value
+        drawing = self._drawings.pop(id(layer), None)
+        if drawing is not None:
+            drawing.close()
+        if _is_of_slide(layer):
+            history, viewer = self.history(layer.metadata[SLIDE]), self._viewer()
+            window = None if viewer is None else main_window(viewer)
+            if window is not None and history.unsaved and history.holds(layer):
+                soon(window, partial(_report_removal, window, layer.name))
+            self._touch_layer(layer)
+
+    def _on_zoom(self, event: Event) -> None:
+        self._zoomed.start()
+
+    def _touch(self, event: Event) -> None:
+        self._touch_layer(event.source)
+
+    def _touch_layer(self, layer: AnnotationLayer) -> None:
+        self._touched[id(layer)] = layer
+        self._settled.start()
+
+    def _record(self, event: Event | None = None) -> None:
+        """Record the changes of each slide's layers since the last call as one undo step."""
+        viewer = self._viewer()
+        if viewer is None:
+            return
+        if any(map(is_being_drawn, self._touched.values())):
+            self._settled.start()  # wait until the shape is finished
+            return
+        touched, self._touched = list(filter(_is_of_slide, self._touched.values())), {}
+        for layer in touched:
+            if isinstance(layer, Shapes):
+                drop_leftovers(layer)
+        for path in dict.fromkeys(layer.metadata[SLIDE] for layer in touched):
+            changed = [layer for layer in touched if layer.metadata[SLIDE] == path]
+            history = self.history(path)
+            if history.record(changed, viewer.layers) and history.unsaved:
+                for slide in slides_of(viewer):
+                    if slide.path == path:
+                        self._keep_soon(slide)
+
+    def _keep_soon(self, slide: Slide) -> None:
+        self._unkept.add(slide)
+        self._kept.start()
+
+
+def _annotations(contents: Sequence[tuple[LayerData, ToPixels]]) -> list[Annotation]:
+    return [each for data, pixels_of in contents for each in annotations_of(data, pixels_of)]
+
+
+class _Guard(QObject):  # type: ignore[misc]
+    """Asks before a window with unsaved annotations is closed by its button or its menu."""
+
+    def __init__(self, window: QMainWindow, owner: Annotator) -> None:
+        super().__init__(window)
+        self._owner = owner
+        self._discarded: list[str] = []  # their annotations are lost if the window closes
+        window.installEventFilter(self)
+        close = window.close
+
+        def closed_by_menu(quit_app: bool = False, confirm_need: bool = False) -> bool | None:
+            return None if confirm_need and self._stays(window) else close(quit_app, confirm_need)
+
+        window.close = closed_by_menu
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Keep the window open if the user chooses to."""
+        if event.type() == QEvent.Close and event.spontaneous() and self._stays(watched):
+            event.ignore()
+            return True
+        if event.type() == QEvent.Hide and not event.spontaneous():
+            # The window has closed. Until this event, napari's own question might have kept it
+            # open.
+            for path in self._discarded:
+                self._owner.saved(path)
+            self._discarded = []
+        return False
+
+    def _stays(self, window: QMainWindow) -> bool:
+        paths = self._owner.unsaved()
+        leaves = not paths or ask_to_leave(window, paths)
+        self._discarded = paths if leaves else []
+        return not leaves
+
+
+def ask_to_leave(window: QMainWindow, paths: Sequence[str]) -> bool:
+    """Ask whether to close a window without saving annotations of slides; return the answer."""
+    names = [f"'{file_name(path)}'" for path in paths]
+    if len(names) > MOST_NAMED:
+        names[MOST_NAMED:] = [f"{len(names) - MOST_NAMED} more slides"]
+    *first, last = names
+    slides = f"{', '.join(first)} and {last}" if first else last
+    text = f"The annotations of {slides} are not saved. Close the window without saving them?"
+    buttons = QMessageBox.Discard | QMessageBox.Cancel
+    answer = QMessageBox.warning(window, "Unsaved annotations", text, buttons, QMessageBox.Cancel)
+    return bool(answer == QMessageBox.Discard)
+
+
+def _report_removal(window: QMainWindow, name: str) -> None:
+    if window.isVisible():  # a closed window has lost its layers, too
+        show_info(
+            f"The layer '{name}' with unsaved annotations was removed; undo this in the dock "
+            "Annotate if you still need them."
+        )
+
+
+def preload() -> None:
+    """Import the modules for the first shape in another thread, because this takes seconds."""
+    names = [name for name in NEEDED if name not in sys.modules]
+    if names:
+
+        def work() -> None:
+            for name in names:
+                with suppress(ImportError):
+                    importlib.import_module(name)
+
+        threading.Thread(target=work, name="slide-preload", daemon=True).start()
+
+
+def _is_of_slide(layer: Layer) -> bool:
+    return holds_annotations(layer) and bool(layer.metadata.get(SLIDE))
+
+
+def outline_width(viewer: Viewer, layer: Layer) -> float:
+    """Return the width of a layer's outlines in the layer's coordinates."""
+    return EDGE / screen_pixels(viewer, layer)
+
+
+def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
+    """Let a drag that draws a shape end where the button is released.
+
+    A shape is removed if its drag spans only a few pixels or encloses no area.
+    """
+    layer = viewer.layers.selection.active
+    mode = str(layer.mode) if isinstance(layer, Shapes) else ""
+    if mode not in DRAWN_BY_DRAGGING:
+        return
+    path, before = [event.pos], len(layer.data)
+    yield
+    while event.type == "mouse_move":
+        path.append(event.pos)
+        yield
+    path.append(event.pos)
+    # napari drops moves that arrive while it is busy, and would leave the shape of the last one.
+    mouse_move_callbacks(layer, _LastMove(event.__wrapped__))
+    is_outline = mode == "add_polygon_lasso"
+    points = np.array(path if is_outline else [path[0], path[-1]], float)
+    if np.ptp(points, axis=0).max() < LEAST_DRAG or (
+        is_outline and areas([points])[0] < LEAST_DRAG
+    ):
+        # Remove it once napari has finished it.
+        QTimer.singleShot(0, partial(_remove_from, layer, before))
+
+
+class _LastMove:
+    """The release of a mouse button as a move to the same position."""
+
+    type = "mouse_move"
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._event, name)
+
+
+def _remove_from(layer: Shapes, first: int) -> None:
+    finish_drawing(layer)  # otherwise an outline would follow the mouse
+    if len(layer.data) > first:
+        layer.remove(list(range(first, len(layer.data))))

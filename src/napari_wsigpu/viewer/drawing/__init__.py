@@ -1,0 +1,1 @@
+"""Progressive drawing: slices composed of the tiles that are decoded so far."""

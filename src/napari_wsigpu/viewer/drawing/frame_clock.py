@@ -1,0 +1,47 @@
+"""Duration of frames, and the time that the current frame may wait for tiles."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from napari.utils.events import Event
+
+# Longest wait for tiles in one frame, and only if they are expected to make the frame exact.
+PATIENCE_SECONDS = 0.012
+# The GPU decodes several times slower while it draws, so a coarse frame costs more than waiting.
+DEVICE_PATIENCE_SECONDS = 0.03
+
+
+class FrameClock:
+    """Clock of frames; all layers of a frame share one limit on waiting for tiles.
+
+    Attributes
+    ----------
+    seconds : float
+        Duration of the last frame that showed a slide.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._started: float | None = None
+        self._patient_since: float | None = None
+
+    def start(self) -> None:
+        """Start a frame."""
+        self._started = time.perf_counter()
+        self._patient_since = None
+
+    def end(self, event: Event) -> None:
+        """End the frame, and record its duration."""
+        if self._started is not None:
+            self.seconds = time.perf_counter() - self._started
+        self._started = self._patient_since = None
+
+    def patient_until(self, *, on_device: bool = False) -> float:
+        """Return the time until which slices of this frame may wait for tiles."""
+        if self._patient_since is None:
+            self._patient_since = time.perf_counter()
+        patience = DEVICE_PATIENCE_SECONDS if on_device else PATIENCE_SECONDS
+        return self._patient_since + patience

@@ -1,0 +1,1 @@
+"""Slides, label images and associated images as napari layer data."""

@@ -1,0 +1,1 @@
+"""Management of a viewer from its first slide until its window closes."""

@@ -1,0 +1,1 @@
+"""Which part of a slide a viewer shows: camera, regions and arrangement."""

@@ -1,0 +1,156 @@
+"""Arrangement of slides in a viewer: a single one, all at their positions, or side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.model.errors import LayerError
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, drawing_layer
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.window.main_window import fit_to
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari import Viewer
+    from napari.layers import Layer
+
+    from napari_wsigpu.slide.slide import Slide
+
+
+def slides_of(viewer: Viewer) -> list[Slide]:
+    """Return the slides of a viewer, in the order of its layers."""
+    found = (slide_of(layer) for layer in viewer.layers)
+    return list(dict.fromkeys(slide for slide in found if slide is not None))
+
+
+def layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
+    """Return the layers that show a slide."""
+    return [layer for layer in viewer.layers if slide_of(layer) is slide]
+
+
+def active_slide(viewer: Viewer, kept: Slide | None = None) -> Slide | None:
+    """Return the active layer's slide, else `kept`, else the last visible slide, else the last."""
+    active = slide_of(viewer.layers.selection.active)
+    slides = slides_of(viewer)
+    if active is not None or not slides:
+        return active
+    visible = [each for each in map(slide_of, filter(_is_visible, viewer.layers)) if each]
+    return kept if kept in slides else [*slides, *visible][-1]
+
+
+def layer_of(viewer: Viewer, slide: Slide | None) -> Layer | None:
+    """Return a layer of the slide, preferably the active one."""
+    layers = [viewer.layers.selection.active, *viewer.layers]
+    return next((each for each in layers if each and slide_of(each) is slide), None)
+
+
+def fit_slide(viewer: Viewer, slide: Slide) -> None:
+    """Fit a slide to the canvas, or all slides to their cells if the grid is on."""
+    fit_to(viewer, viewer.layers if viewer.canvas.grid.enabled else layers_of(viewer, slide))
+
+
+def show_next(viewer: Viewer, step: int = 1) -> None:
+    """Show only the slide `step` places after the active one; the first follows the last."""
+    slides, active = slides_of(viewer), active_slide(viewer)
+    if active is not None and len(slides) > 1:
+        show_only(viewer, slides[(slides.index(active) + step) % len(slides)])
+
+
+def show_only(viewer: Viewer, slide: Slide) -> None:
+    """Show only one slide and its annotations, and fit it to the canvas."""
+    viewer.canvas.grid.enabled = False
+    paths = {each.path for each in slides_of(viewer)}
+    for layer in viewer.layers:
+        shown = slide_of(layer)
+        path = layer.metadata.get(SLIDE) if shown is None else shown.path
+        if path in paths:
+            layer.visible = path == slide.path if shown is None else shown is slide
+    layers = layers_of(viewer, slide)
+    viewer.layers.selection.active = layers[-1]
+    fit_to(viewer, layers)
+
+
+def show_all(viewer: Viewer) -> None:
+    """Show all slides at their own positions, below all annotations."""
+    viewer.canvas.grid.enabled = False
+    _reveal(viewer)
+    raise_annotations(viewer, slides_of(viewer))
+    viewer.fit_to_view()
+
+
+def raise_annotations(viewer: Viewer, slides: Sequence[Slide]) -> None:
+    """Move annotations and heat maps of slides above all other layers."""
+    paths = {slide.path for slide in slides}
+    for layer in [each for each in viewer.layers if each.metadata.get(SLIDE) in paths]:
+        viewer.layers.move(viewer.layers.index(layer), len(viewer.layers))
+
+
+def show_side_by_side(viewer: Viewer) -> None:
+    """Show each slide in its own cell of napari's grid; all cells move and zoom together.
+
+    Raises
+    ------
+    LayerError
+        See `line_up`.
+    """
+    line_up(viewer)
+    _reveal(viewer)
+    viewer.canvas.grid.shape = (-1, -1)
+    viewer.canvas.grid.enabled = True
+    viewer.fit_to_view()
+
+
+def line_up(viewer: Viewer) -> None:
+    """Sort layers so that each cell of napari's grid holds the layers of one slide.
+
+    All cells of napari's grid hold the same number of layers: slides with fewer annotation layers
+    get empty ones.
+
+    Raises
+    ------
+    LayerError
+        If slides have different numbers of channels, or other layers are visible.
+    """
+    slides = slides_of(viewer)
+    groups = [layers_of(viewer, slide) for slide in slides]
+    channels = {len(group) for group in groups}
+    rest = [layer for layer in viewer.layers if slide_of(layer) is None]
+    for slide, group in zip(slides, groups, strict=True):
+        own = [layer for layer in rest if layer.metadata.get(SLIDE) == slide.path]
+        group += own
+        rest = [layer for layer in rest if layer not in own]
+    shown = [layer for layer in rest if layer.visible]
+    if shown:
+        raise LayerError(
+            f"The layer '{shown[0].name}' belongs to no slide; hide it to see slides side by side."
+        )
+    if len(channels) > 1:
+        raise LayerError(
+            "The slides have different numbers of channels; show only slides with the same number "
+            "side by side."
+        )
+    count, active = max(map(len, groups)), viewer.layers.selection.active
+    for slide, group in zip(slides, groups, strict=True):
+        while len(group) < count:
+            group.append(drawing_layer(viewer, group[0], slide, points=False))
+    viewer.layers.selection.active = active
+    # The layers of each cell must be consecutive; hidden layers of other kinds come last.
+    order = [layer for group in groups for layer in group]
+    for index, layer in enumerate([*order, *rest]):
+        viewer.layers.move(viewer.layers.index(layer), index)
+    viewer.canvas.grid.stride = count
+
+
+def _is_visible(layer: Layer) -> bool:
+    return bool(layer.visible)
+
+
+def _reveal(viewer: Viewer) -> None:
+    """Show all slides, with their annotations; hidden channels of a visible slide stay hidden."""
+    for slide in slides_of(viewer):
+        layers = layers_of(viewer, slide)
+        is_shown = any(layer.visible for layer in layers)
+        for layer in viewer.layers:
+            if (layer in layers and not is_shown) or layer.metadata.get(SLIDE) == slide.path:
+                layer.visible = True

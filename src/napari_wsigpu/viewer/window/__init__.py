@@ -1,0 +1,1 @@
+"""napari's window around the canvas: docks, notifications and settings."""

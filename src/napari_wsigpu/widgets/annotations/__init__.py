@@ -1,0 +1,1 @@
+"""The "Annotate" dock."""

@@ -1,0 +1,532 @@
+"""The "Annotate" dock: drawing, measuring and exchanging annotations of a slide."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from magicgui.widgets import LineEdit, PushButton
+from napari.layers import Labels, Points, Shapes
+from qtpy.compat import isalive
+from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
+from qtpy.QtWidgets import QApplication, QShortcut
+
+from napari_wsigpu.annotations import (
+    read_geojson,
+    recovery,
+    write_dicom_annotations,
+    write_geojson,
+)
+from napari_wsigpu.conversion.label_images import save_labels
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import level_names, title
+from napari_wsigpu.slide.pictures import save_text
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    MANY,
+    SLIDE,
+    annotation_layers,
+    annotation_layers_of,
+    drawing_layer,
+)
+from napari_wsigpu.viewer.annotations.annotator import annotator_of, has_annotator, preload
+from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
+from napari_wsigpu.viewer.layers.slide_layers import slide_name
+from napari_wsigpu.viewer.view.navigation import center_on_box
+from napari_wsigpu.viewer.window.main_window import single_shot
+from napari_wsigpu.viewer.window.settings import settings
+from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
+from napari_wsigpu.widgets.annotations.classes import (
+    NONE,
+    classes_of,
+    classify,
+    new_color,
+    set_texts,
+)
+from napari_wsigpu.widgets.dock.slide_dock import SlideDock
+from napari_wsigpu.widgets.kit.parts import Heading, Panel, Text, button, choice, flow, offer, row
+from napari_wsigpu.widgets.kit.saving import ask_for_file, ask_where_to_save, start_folder
+from napari_wsigpu.widgets.kit.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napari import Viewer
+    from napari.utils.events import Event
+
+    from napari_wsigpu.annotations import Annotation
+    from napari_wsigpu.slide.slide import Slide
+
+NO_SLIDE = "Open a slide, or select its layer, to annotate it."
+NO_SHAPES = "Nothing is drawn yet: choose a tool, and draw on the slide."
+LOST = "An earlier session ended without saving its annotations of '{}'."
+SELECT = "Select"
+TOOLS = {
+    SELECT: ("select", "Click objects to select them, then move, change or delete them"),
+    "Rectangle": ("add_rectangle", "Draw rectangles on the slide"),
+    "Outline": ("add_polygon_lasso", "Hold down the mouse button to draw around objects"),
+    "Line": ("add_line", "Draw lines on the slide"),
+    "Point": ("add", "Place points on the slide"),
+}
+PATIENCE_MS = 100
+KEYS = 9  # number of classes with a shortcut, Alt+1 to Alt+9
+SWATCH = 10  # pixels
+GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
+DICOM = "DICOM annotations (*.dcm)"
+ZARR = "OME-Zarr (*.zarr)"
+CSV = "Comma-separated values (*.csv)"
+
+
+class Annotations(SlideDock):
+    """Draws, measures, imports and exports annotations of a slide.
+
+    Parameters
+    ----------
+    napari_viewer : Viewer
+        The viewer whose annotation layers are shown.
+    """
+
+    title_in_tabs = "Annotate"
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer, NO_SLIDE)
+        self._folder: Path | None = None
+        self._disconnects: list[Callable[[], object]] = []
+        self._lost: list[Path] = []
+        self._shortcuts: list[QShortcut] = []
+        self._classes: dict[str, str] = {}
+        self._class = ""
+        self._added: dict[str, str] = {}  # classes that the user chose, with their colors
+        self._syncing = False
+        creates_annotator = not has_annotator(napari_viewer)  # in a viewer without a window
+        self.keeper = annotator_of(napari_viewer)
+        if creates_annotator:
+            self.at_end.append(self.keeper.close)
+        self._refresh_timer = single_shot(self._refresh, PATIENCE_MS, self.native)
+
+        self.tools = {
+            name: button(name, tip, partial(self.draw, name)) for name, (_, tip) in TOOLS.items()
+        }
+        for each in self.tools.values():
+            each.native.setCheckable(True)
+        self.undo = button("Undo", "Undo the last change (Ctrl+Z)", self._undo)
+        redo = partial(self._undo, again=True)
+        self.redo = button("Redo", "Redo the change that was undone last (Ctrl+Shift+Z)", redo)
+        self.recover = button("Restore", "Show the lost annotations on the slide", self._recover)
+        discard = partial(self._recover, show=False)
+        self.forget = button("Discard", "Delete the lost annotations permanently", discard)
+        self.loss = Text("Lost annotations")
+        self.lost = Panel(self.loss, row(self.recover, self.forget))
+        self.chips: dict[str, PushButton] = {}
+        self.chip_box = flow()
+        self.own_class = LineEdit(tooltip="Another class: type its name, and press Enter")
+        self.own_class.native.setPlaceholderText("Another class")
+        self.own_class.native.setAccessibleName("Class")
+        self.classify = button(
+            "Set", "Assign this class to selected objects and to new ones", self._set_own_class
+        )
+        self.rows = AnnotationTable()
+        self.table = Table("Annotations", self.rows, self._on_rows, self._jump, self._edit)
+        self.nothing = Text("Nothing", NO_SHAPES)
+        self.summary = Text("Sum")
+        self.copy = button("Copy", "Copy the selected rows, or all rows, as a table", self._copy)
+        self.save = button("Save…", "Save all rows as CSV", self._save)
+        self.load = button(
+            "Import…", "Open objects exported from QuPath (GeoJSON)", self._import, "Import GeoJSON"
+        )
+        self.export = button(
+            "Export…",
+            "Save this slide's shapes and points, and selected labels, as GeoJSON or DICOM",
+            self._export,
+            "Export GeoJSON",
+        )
+        self.level = choice(
+            "Level of new labels",
+            "The level that sets the resolution of new labels; finer levels take more memory",
+        )
+        self.add_labels = button(
+            "New",
+            "Paint on the slide at the resolution of this level",
+            self._add_labels,
+            "New labels",
+        )
+        self.save_labels = button(
+            "Save…",
+            "Save the selected labels layer as OME-Zarr, along with the slide level that it was "
+            "painted on",
+            self._save_labels,
+            "Save labels",
+        )
+        self.status = Text("Status")
+        page = Panel(
+            self.lost,
+            Heading("Draw"),
+            flow(*self.tools.values()),
+            Heading("Classes"),
+            self.chip_box,
+            row(self.own_class, self.classify),
+            Heading("Measure"),
+            self.nothing,
+            self.table,
+            self.summary,
+            row(self.undo, self.redo, self.copy, self.save, narrow=True, spacing=3),
+            row(self.load, self.export, narrow=True),
+            Heading("Labels"),
+            self.level,
+            row(self.add_labels, self.save_labels, narrow=True),
+            self.status,
+        )
+        page.stretch(self.table)
+        page.stretch()
+        self.add_details(page)
+
+        self.own_class.native.returnPressed.connect(self._set_own_class)
+        self.jobs.slow.connect(self._on_slow)
+        self.listen(self.viewer.layers.events.inserted, self._reconnect)
+        self.listen(self.viewer.layers.events.removed, self._reconnect)
+        self.listen(self.viewer.layers.selection.events.active, self._on_objects)
+        self.at_end.append(partial(_call_all, self._disconnects))
+        self.follow()
+
+    def _add_keys(self) -> None:
+        """Add shortcuts for the whole window, which work even while the dock is behind others."""
+        reactions: dict[object, Callable[..., object]] = {
+            f"Alt+{key}": partial(self._use_key, key) for key in range(1, KEYS + 1)
+        }
+        reactions[QKeySequence.Undo] = self._undo_by_key
+        reactions[QKeySequence.Redo] = partial(self._undo_by_key, again=True)
+        for keys, react in reactions.items():
+            shortcut = QShortcut(QKeySequence(keys), self.native.window())
+            shortcut.activated.connect(react)
+            self._shortcuts.append(shortcut)
+            self.at_end.append(shortcut.deleteLater)
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show another slide, or none."""
+        self.status.say("")
+        if slide is not None:
+            self.loss.value = LOST.format(title(slide))
+            offer(self.level, [(name, number) for number, name in level_names(slide)])
+            self.level.value = best_level(slide)
+        self._lost = [] if slide is None else recovery.orphans(slide.path)
+        self.lost.visible = bool(self._lost)
+        self._reconnect()
+
+    def on_shown(self, spontaneous: bool = False) -> None:
+        """Fit the columns once napari's style, which sets the font, is applied."""
+        super().on_shown(spontaneous)
+        self._refresh_soon()
+        preload()
+        if not self._shortcuts:
+            self._add_keys()
+
+    # Display
+
+    def layers(self, slide: Slide | None = None) -> list[Shapes | Points]:
+        """Return the shapes and points layers of a slide, by default the dock's."""
+        slide = slide or self.slide
+        found = [] if slide is None else annotation_layers_of(self.viewer, slide)
+        return [layer for layer in found if isinstance(layer, Shapes | Points)]
+
+    def active_layer(self) -> Shapes | Points | None:
+        """Return the active layer if it contains annotations of the slide."""
+        active = self.viewer.layers.selection.active
+        # napari wraps layers in proxies for docks, so compare by equality, not identity.
+        return next((layer for layer in self.layers() if layer == active), None)
+
+    def _reconnect(self, event: Event | None = None) -> None:
+        """Reconnect to the events of the slide's layers."""
+        _call_all(self._disconnects)
+        for layer in self.layers():
+            for signal in (layer.events.data, layer.events.features, layer.events.set_data):
+                self._connect(signal, self._refresh_soon)
+            self._connect(layer.selected_data.events.items_changed, self._on_objects)
+            self._connect(layer.events.mode, self._mark_tool)
+        self._refresh()
+
+    def _connect(self, signal: Event, slot: Callable[..., object]) -> None:
+        signal.connect(slot)
+        self._disconnects.append(partial(signal.disconnect, slot))
+
+    def _refresh_soon(self, event: Event | None = None) -> None:
+        self._refresh_timer.start()
+
+    def _refresh(self) -> None:
+        self._refresh_timer.stop()  # a pending call is no longer needed
+        layer, slide = self.layer_of_slide(), self.slide
+        self.rows = AnnotationTable()
+        if slide is not None and layer is not None:
+            self.rows = AnnotationTable.of(self.viewer, self.layers(), layer, slide.mpp)
+        self.table.show_rows(self.rows)
+        empty = not len(self.rows)
+        self.nothing.visible = empty
+        self.table.visible = self.summary.visible = not empty
+        self.copy.enabled = self.save.enabled = not empty
+        self._offer_classes()
+        self._on_objects()
+
+    def _offer_classes(self) -> None:
+        others = [each for slide in self.slides() for each in self.layers(slide)]
+        classes = classes_of([*self.layers(), *others])
+        classes |= {name: self._added[name] for name in self._added if name not in classes}
+        if classes == self._classes:
+            return
+        self._classes = classes
+        for chip in self.chips.values():
+            chip.native.deleteLater()
+        self.chips = {}
+        for number, (name, color) in enumerate(classes.items(), 1):
+            key = f" (Alt+{number})" if number <= KEYS else ""
+            tip = f"Assign the class {name} to selected objects and to new ones{key}"
+            self.chips[name] = chip = button(name, tip, partial(self.set_class, name), name)
+            swatch = QPixmap(SWATCH, SWATCH)
+            swatch.fill(QColor(color))
+            chip.native.setIcon(QIcon(swatch))
+            chip.native.setCheckable(True)
+            self.chip_box.native.layout().addWidget(chip.native)
+        self._mark_class()
+
+    def _mark_class(self) -> None:
+        for name, chip in self.chips.items():
+            chip.native.setChecked(name == self._class)
+
+    def _on_objects(self, *_: object) -> None:
+        """Select the rows of the selected objects."""
+        if self._syncing:
+            return
+        active = self.active_layer()  # class changes and deletions apply to it only
+        self.table.select([] if active is None else self.rows.rows_of(active, active.selected_data))
+        self.summary.value = self.rows.summary(self.table.selection)
+        self._mark_tool()
+
+    def _mark_tool(self, event: Event | None = None) -> None:
+        """Check the button of the active layer's mode, however it was chosen."""
+        active = self.active_layer()
+        for name, (mode, _) in TOOLS.items():
+            self.tools[name].native.setChecked(active is not None and active.mode == mode)
+
+    def _on_rows(self) -> None:
+        """Select the objects of the selected rows in their layer."""
+        places = [self.rows.position(row) for row in self.table.selection]
+        current = self.table.current
+        number = self.rows.position(current)[0] if current in self.table.selection else -1
+        if places and number < 0:
+            number = places[0][0]
+        self._syncing = True
+        for each, layer in enumerate(self.rows.layers):
+            layer.selected_data = {index for at, index in places if at == each == number}
+        if places:
+            self.viewer.layers.selection.active = self.rows.layers[number]
+        self._syncing = False
+        self._on_objects()
+
+    def _jump(self, number: int) -> None:
+        """Center the view on an object."""
+        layer = self.layer_of_slide()
+        if layer is not None:
+            center_on_box(self.viewer, layer, self.rows.box(number))
+
+    # Drawing
+
+    def draw(self, tool: str) -> None:
+        """Let the user draw in a layer of the slide's annotations; add one if there is none."""
+        layer = self.layer_of_slide()
+        if layer is None or self.slide is None:
+            return
+        mode, tip = TOOLS[tool]
+        kind = Points if tool == "Point" else Points | Shapes if tool == SELECT else Shapes
+        active = self.active_layer()
+        suitable = [each for each in self.layers() if isinstance(each, kind)]
+        target = active if isinstance(active, kind) else suitable[-1] if suitable else None
+        if target is None and tool != SELECT:
+            target = drawing_layer(self.viewer, layer, self.slide, points=kind is Points)
+        if target is not None:
+            self.draw_in(target, mode)
+            if tool != SELECT:
+                target.selected_data = set()
+                classify(target, (), self._class, self._classes.get(self._class, NONE))
+        self.status.say(NO_SHAPES if target is None else f"{tip}.")
+        self._mark_tool()  # a click has toggled the button
+
+    def set_class(self, name: str) -> None:
+        """Assign a class to the selected objects and to new ones."""
+        self._class = name
+        if name:
+            color = self._classes.get(name) or new_color(list(self._classes))
+            self._added.setdefault(name, color)
+        self._offer_classes()
+        active = self.active_layer()
+        if active is not None:
+            classify(active, active.selected_data, name, self._classes.get(name, NONE))
+            self._refresh()
+        self._mark_class()
+
+    def _set_own_class(self) -> None:
+        self.set_class(self.own_class.value.strip())
+
+    def _use_key(self, key: int) -> None:
+        names = list(self.chips)
+        if self.slide is not None and key <= len(names):
+            self.set_class(names[key - 1])
+
+    def _edit(self, row: int, column: int, text: str) -> None:
+        number, index = self.rows.position(row)
+        layer, text = self.rows.layers[number], text.strip()
+        if column == 0:
+            color = (self._classes.get(text) or new_color(list(self._classes))) if text else NONE
+            defaults = layer.feature_defaults
+            classify(layer, [index], text, color)
+            layer.feature_defaults = defaults
+        else:
+            set_texts(layer, EDITABLE[column], [index], text)
+        self._refresh()
+
+    def _undo(self, *, again: bool = False) -> None:
+        if self.slide is not None:
+            done = self.keeper.undo(self.slide, again=again)
+            action = "redo" if again else "undo"
+            self.status.say("" if done else f"There is nothing to {action}.")
+            self._refresh()
+
+    def _undo_by_key(self, *, again: bool = False) -> None:
+        active = self.viewer.layers.selection.active
+        if isinstance(active, Labels):  # replaces napari's shortcut
+            (active.redo if again else active.undo)()
+        else:
+            self._undo(again=again)
+
+    # Import and export
+
+    def _copy(self) -> None:
+        text = self.rows.table(self.table.selection, "\t")
+        QApplication.clipboard().setText(text)
+        rows = text.count("\n") - 1
+        self.status.say(f"Copied {rows:,} row{'' if rows == 1 else 's'}.")
+
+    def _save(self) -> None:
+        path = self._ask_where("Save table", ".csv", CSV)
+        if path:
+            self._write(path, partial(save_text, self.rows.table(), path))
+
+    def _import(self) -> None:
+        slide = self.slide
+        if slide is None:
+            return
+        folder = start_folder(self._folder, slide)
+        path = ask_for_file(self.native, "Import annotations", folder, GEOJSON)
+        if path:
+            self._folder, name = Path(path).parent, Path(path).name
+            work, done = partial(read_geojson, path), partial(self._add, name)
+            self.jobs.start(f"Reading {name}", slide, work, done, self.status.say, owner=self)
+
+    def _add(self, name: str, annotations: list[Annotation]) -> None:
+        layers = annotation_layers(annotations, name.partition(".")[0], self.layer_of_slide())
+        for data, attributes, kind in layers:
+            getattr(self.viewer, f"add_{kind}")(data, **attributes)
+        plural = "" if len(annotations) == 1 else "s"
+        many = f" {MANY}" if any(kind == "labels" for *_, kind in layers) else ""
+        self.status.say(f"'{name}': {len(annotations):,} object{plural}.{many}")
+
+    def _recover(self, *, show: bool = True) -> None:
+        """Show or delete the annotations that an earlier session left unsaved."""
+        copies, self._lost = self._lost, []
+        if show and self.slide is not None:
+            for path in [*copies]:
+                try:
+                    self._add("Recovered", read_geojson(path))
+                except SlideError as error:
+                    copies.remove(path)
+                    self.status.say(str(error))
+            self.keeper.restored(self.slide, copies)
+        else:
+            for path in copies:
+                path.unlink(missing_ok=True)
+        self.lost.visible = False
+
+    def _export(self) -> None:
+        slide, layer = self.slide, self.layer_of_slide()
+        if slide is None or layer is None:
+            return
+        labels = [each for each in self.viewer.layers.selection if isinstance(each, Labels)]
+        annotations = self.keeper.annotations(slide, labels)
+        if not annotations:
+            self.status.say("There is nothing to export: draw shapes, or select a labels layer.")
+            return
+        kinds = f"{GEOJSON};;{DICOM}" if slide.vendor == "dicom" else GEOJSON
+        path = self._ask_where("Export annotations", ".geojson", kinds)
+        if path:
+            work = partial(write_geojson, path, annotations)
+            if path.lower().endswith(".dcm"):
+                work = partial(
+                    write_dicom_annotations,
+                    path,
+                    annotations,
+                    slide,
+                    private=settings().show_private,
+                )
+            self._write(path, work, partial(self.keeper.saved, slide.path))
+
+    def _add_labels(self) -> None:
+        layer, slide = self.layer_of_slide(), self.slide
+        if layer is None or slide is None:
+            return
+        try:
+            labels = add_labels(self.viewer, layer, slide, self.level.value)
+        except SlideError as error:
+            self.status.say(str(error))
+            return
+        labels.mode = "paint"
+
+    def _save_labels(self) -> None:
+        slide, labels = self.slide, self.viewer.layers.selection.active
+        if slide is None:
+            return
+        level = labels.metadata.get(LEVEL) if isinstance(labels, Labels) else None
+        if level is None or labels.metadata.get(SLIDE) != slide.path:
+            self.status.say("Select a labels layer that you created for this slide with 'New'.")
+            return
+        path = self._ask_where("Save labels", " labels.zarr", ZARR)
+        if path:
+            pixels = np.array(labels.data)
+            self._write(
+                path, partial(save_labels, slide, path, pixels, level=level, name=labels.name)
+            )
+
+    def _on_slow(self, title: str) -> None:
+        """Show the title of a slow job until the job replaces it with its result."""
+        if title:
+            self.status.say(f"{title}…")
+
+    def _write(
+        self, path: str, work: Callable[[], object], then: Callable[[], object] | None = None
+    ) -> None:
+        name = Path(path).name
+
+        def say(sentence: str) -> None:
+            if isalive(self.native):  # the file is written even if the dock is closed
+                self.status.say(sentence)
+
+        def done(_: object) -> None:
+            if then is not None:
+                then()
+            say(f"Saved '{name}'.")
+
+        if self.slide is not None:
+            self.jobs.start(f"Writing {name}", self.slide, work, done, say)
+
+    def _ask_where(self, title: str, ending: str, filters: str) -> str:
+        slide = self.slide
+        if slide is None:
+            return ""
+        start = start_folder(self._folder, slide) / f"{slide_name(slide)}{ending}"
+        path = ask_where_to_save(self.native, title, start, filters)
+        if path:
+            self._folder = Path(path).parent
+        return path
+
+
+def _call_all(disconnects: list[Callable[[], object]]) -> None:
+    for disconnect in disconnects:
+        disconnect()
+    disconnects.clear()

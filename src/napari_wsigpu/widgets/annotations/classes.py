@@ -1,0 +1,83 @@
+"""Classes of annotations with QuPath's colors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from napari.layers import Points
+from napari.utils.colormaps.standardize_color import rgb_to_hex, transform_color
+
+from napari_wsigpu.viewer.annotations.annotation_layers import CLASS, LIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from napari.layers import Shapes
+
+# QuPath's default classes and their colors.
+USUAL = {
+    "Tumor": "#c80000",
+    "Stroma": "#96c896",
+    "Immune cells": "#a05aa0",
+    "Necrosis": "#323232",
+    "Other": "#ffc800",
+    "Region*": "#0000b4",
+    "Ignore*": "#b4b4b4",
+    "Positive": "#fa3e3e",
+    "Negative": "#7070e1",
+}
+UNUSUAL = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff8000", "#0080ff")
+NONE = "#ff0000"  # color of objects without a class
+
+
+def classes_of(layers: Iterable[Shapes | Points]) -> dict[str, str]:
+    """Return QuPath's classes and the classes of some layers, each with its color "#rrggbb".
+
+    A class has the color of its first object, or else QuPath's color.
+    """
+    found: dict[str, str] = {}
+    for layer in layers:
+        if CLASS not in layer.features:
+            continue
+        colors = layer.face_color if isinstance(layer, Points) else layer.edge_color
+        stated = layer.features[CLASS]
+        for index in np.flatnonzero(~stated.duplicated().to_numpy()):
+            name = stated.iloc[index]
+            if isinstance(name, str) and name and name not in found:
+                found[name] = str(rgb_to_hex(colors[index])[0])[:7].lower()
+    others = {name: color for name, color in found.items() if name not in USUAL}
+    return {name: found.get(name, color) for name, color in USUAL.items()} | others
+
+
+def new_color(known: Sequence[str]) -> str:
+    """Return a color for a new class; colors repeat after the last of `UNUSUAL`."""
+    return UNUSUAL[len([name for name in known if name not in USUAL]) % len(UNUSUAL)]
+
+
+def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str) -> None:
+    """Assign a class and its color to objects of a layer and to new ones."""
+    rows = sorted(rows)
+    if rows:
+        set_texts(layer, CLASS, rows, name)
+    defaults = {each: layer.feature_defaults[each].iloc[0] for each in layer.feature_defaults}
+    layer.feature_defaults = {**defaults, CLASS: name}
+    kinds = ("face",) if isinstance(layer, Points) else ("edge", "face")
+    for kind in kinds:
+        light = f"{LIGHT:02x}" if len(kinds) > 1 and kind == "face" else ""
+        with layer.block_update_properties():
+            setattr(layer, f"current_{kind}_color", f"{color}{light}")
+        if rows:
+            colors = np.array(getattr(layer, f"{kind}_color"))
+            colors[rows] = transform_color(f"{color}{light}")
+            setattr(layer, f"{kind}_color", colors)
+
+
+def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: str) -> None:
+    """Write `text` to the given rows of a column in a layer's features."""
+    features = layer.features.copy()
+    values: list[object] = list(features[column]) if column in features else [""] * len(features)
+    for row in rows:
+        values[row] = text
+    features[column] = values
+    layer.features = features

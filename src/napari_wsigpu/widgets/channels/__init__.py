@@ -1,0 +1,1 @@
+"""The "Channels" dock."""

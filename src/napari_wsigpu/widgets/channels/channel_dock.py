@@ -1,0 +1,289 @@
+"""The "Channels" dock: chooses the channels of a composite, and how they are shown."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from magicgui.widgets import CheckBox, FloatRangeSlider, FloatSlider, LineEdit
+from napari.layers import Layer as AnyLayer
+from qtpy.QtCore import QSize, Qt
+from qtpy.QtGui import QColor, QIcon, QPixmap
+from qtpy.QtWidgets import QColorDialog, QListWidget, QListWidgetItem, QWidget
+from superqt import QLabeledDoubleRangeSlider
+
+from napari_wsigpu.model.appearance import contrast_limits
+from napari_wsigpu.model.privacy import Screen
+from napari_wsigpu.viewer.layers.slide_layers import (
+    channel_layers,
+    show_composite,
+    shown_composite,
+    slide_of,
+)
+from napari_wsigpu.viewer.window.settings import settings
+from napari_wsigpu.widgets.channels.histogram import Histogram
+from napari_wsigpu.widgets.dock.slide_dock import SlideDock
+from napari_wsigpu.widgets.kit.parts import Form, Hosted, Panel, Text, button, flow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magicgui.widgets import Widget
+    from napari import Viewer
+    from napari.layers import Layer
+
+    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.composite import ChannelStyle, Composite
+    from napari_wsigpu.slide.slide import Slide
+
+SWATCH = 12  # pixels
+ROWS = 5  # lines of text that the list needs
+GAMMAS = 0.2, 3.0
+NO_SLIDE = "Open a slide to choose its channels."
+SEPARATE = "Each channel of this slide is a layer; napari's layer controls change them."
+NO_CHANNELS = "This slide is RGB; it has no channels to choose."
+
+
+class _List(QListWidget):  # type: ignore[misc]
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return the size of a few rows: the list takes spare height, and scrolls."""
+        line = self.fontMetrics().lineSpacing()
+        return QSize(8 * line, ROWS * line)
+
+
+class Channels(SlideDock):
+    """Lists a slide's channels; those that are checked are shown as one picture.
+
+    Parameters
+    ----------
+    napari_viewer : Viewer
+        The viewer whose active slide the dock follows.
+    """
+
+    title_in_tabs = "Channels"
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer, NO_SLIDE)
+        self._is_filling = False
+        self.note = Text("Note")
+        self.find = LineEdit(tooltip="List only channels whose name contains this text")
+        self.find.native.setPlaceholderText("Find a channel")
+        self.find.native.setAccessibleName("Find a channel")
+        self.list = Hosted(_List(), "Channels", "Check the channels to show")
+        self.color = button("Color…", "Change the channel's color", self._choose_color)
+        self.auto = button(
+            "Auto",
+            "Set the limits of the checked channels to low and high percentiles of their pixel "
+            "values",
+            self._auto,
+        )
+        self.solo = button("Solo", "Show only the selected channel", self._solo)
+        self.split = button(
+            "Split", "Add each checked channel as a layer, and hide the composite", self._split
+        )
+        self.histogram = Hosted(Histogram(), "Values of the selected channel")
+        self.window = FloatRangeSlider(tooltip="Values shown as black and as the full color")
+        # The labels of close limits would overlap; the histogram shows the limits.
+        self.window.native.setHandleLabelPosition(QLabeledDoubleRangeSlider.LabelPosition.NoLabel)
+        _name(self.window, "Limits")
+        self.gamma = FloatSlider(
+            min=GAMMAS[0], max=GAMMAS[1], tooltip="Less than 1 brightens values between the limits"
+        )
+        _name(self.gamma, "Gamma")
+        self.inverted = CheckBox(text="Inverted", tooltip="White where all channels are dark")
+        self.inverted.native.setAccessibleName("Inverted")
+        self.form = Form({"Limits": self.window, "Gamma": self.gamma})
+        self.controls = Panel(
+            self.find,
+            self.list,
+            flow(self.color, self.solo, self.auto, self.split),
+            self.histogram,
+            self.form,
+            self.inverted,
+        )
+        inner = Panel(self.note, self.controls)
+        inner.stretch(self.controls)
+        self.controls.stretch(self.list)
+        self.add_details(inner)
+        self.find.changed.connect(self._filter)
+        self.list.native.itemChanged.connect(self._on_checked)
+        self.list.native.currentRowChanged.connect(self._on_selected)
+        self.window.changed.connect(lambda limits: self._restyle(window=limits))
+        self.gamma.changed.connect(lambda gamma: self._restyle(gamma=gamma))
+        self.inverted.native.toggled.connect(self._invert)
+        self.follow()
+
+    @property
+    def layer(self) -> Layer | None:
+        """The layer that shows a composite of the slide; None if there is none."""
+        layers = [each for each in self.viewer.layers if slide_of(each) is self.slide]
+        return next((each for each in layers if shown_composite(each) is not None), None)
+
+    @property
+    def composite(self) -> Composite | None:
+        """The composite that `layer` shows; None without a layer."""
+        return shown_composite(self.layer)
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """List the channels of another slide, or none."""
+        composite = self.composite
+        self.controls.visible = composite is not None
+        if composite is None:
+            self.note.say("" if slide is None else SEPARATE if slide.channels else NO_CHANNELS)
+            return
+        assert slide is not None
+        self.note.say("")
+        private, screen = settings().show_private, Screen(slide.metadata, slide.path)
+        with self._filling():
+            self.list.native.clear()
+            for style in composite.channels:
+                name = style.name if private else screen.text(style.name)
+                item = QListWidgetItem(name)
+                item.setFlags(item.flags() | Qt.ItemIsUserCheckable)
+                self.list.native.addItem(item)
+        self._fill(composite)
+        self.list.native.setCurrentRow(next(iter(composite.visible), 0))
+        self._filter()
+
+    def _fill(self, composite: Composite) -> None:
+        """Show the state of all channels, and of the selected one in the controls."""
+        with self._filling():
+            for row, style in enumerate(composite.channels):
+                item = self.list.native.item(row)
+                item.setCheckState(Qt.Checked if style.visible else Qt.Unchecked)
+                pixmap = QPixmap(SWATCH, SWATCH)
+                pixmap.fill(QColor(style.color))
+                item.setIcon(QIcon(pixmap))
+            self.inverted.value = composite.inverted
+            style = composite.channels[max(self.list.native.currentRow(), 0)]
+            self.form.enabled = style.window is not None
+            self.gamma.value = style.gamma
+            if style.window is not None:
+                low, high = style.window
+                self.window.min = min(low, self.window.min)
+                self.window.max = max(high, self.window.max)
+                self.window.value = low, high
+            self.histogram.native.mark(style.window, style.color)
+
+    @contextmanager
+    def _filling(self) -> Iterator[None]:
+        """Ignore signals while the dock itself changes its widgets."""
+        self._is_filling = True
+        try:
+            yield
+        finally:
+            self._is_filling = False
+
+    def _filter(self, _: object = None) -> None:
+        text = self.find.value.casefold()
+        for row in range(self.list.native.count()):
+            item = self.list.native.item(row)
+            item.setHidden(text not in item.text().casefold())
+
+    def _on_checked(self, item: QListWidgetItem) -> None:
+        composite = self.composite
+        if self._is_filling or composite is None:
+            return
+        items = map(self.list.native.item, range(self.list.native.count()))
+        self._show(
+            composite.showing(
+                row for row, each in enumerate(items) if each.checkState() == Qt.Checked
+            )
+        )
+
+    def _on_selected(self, row: int) -> None:
+        """Show the values of the selected channel."""
+        slide, composite = self.slide, self.composite
+        if self._is_filling or slide is None or composite is None or row < 0:
+            return
+        self.jobs.drop(self.histogram)
+        work = partial(slide.channel_overview, row)
+        done = partial(self._show_values, row)
+        self.jobs.start("Reading a channel", slide, work, done, self.note.say, self.histogram)
+
+    def _show_values(self, row: int, pixels: Array) -> None:
+        composite = self.composite
+        if composite is None or row != self.list.native.currentRow():
+            return
+        self.histogram.native.show_values(pixels)
+        low, high = self.histogram.native.range
+        with self._filling():
+            self.window.max = max(high, self.window.min)  # never less than the minimum
+            self.window.min, self.window.max = low, high
+        self._fill(composite)
+
+    def _show(self, composite: Composite) -> None:
+        """Change the layer, off the main thread if channels have to be read for it."""
+        slide = self.slide
+        if slide is None:
+            return
+        if all(composite.channels[each].window for each in composite.visible):
+            self._apply(composite)
+            return
+        work = partial(slide.composite, settings=composite)
+        self.jobs.drop(self)
+        self.jobs.start("Reading channels", slide, work, self._apply, self.note.say, self)
+
+    def _apply(self, composite: Composite) -> None:
+        layer = self.layer
+        if layer is not None:
+            show_composite(layer, composite)
+            self._fill(composite)
+
+    def _restyle(self, **changes: object) -> None:
+        """Change the style of the selected channel."""
+        composite, row = self.composite, self.list.native.currentRow()
+        if self._is_filling or composite is None or row < 0:
+            return
+        style: ChannelStyle = replace(composite.channels[row], **changes)
+        self._show(composite.styled(row, style))
+
+    def _choose_color(self) -> None:
+        composite, row = self.composite, self.list.native.currentRow()
+        if composite is not None and row >= 0:
+            old = QColor(composite.channels[row].color)
+            color = QColorDialog.getColor(old, self.native, "Color of the channel")
+            if color.isValid():
+                self._restyle(color=color.name())
+
+    def _solo(self) -> None:
+        composite, row = self.composite, self.list.native.currentRow()
+        if composite is not None and row >= 0:
+            self._show(composite.showing([row]))
+
+    def _auto(self) -> None:
+        slide, composite = self.slide, self.composite
+        if slide is None or composite is None:
+            return
+        work = partial(_with_percentiles, slide, composite)
+        self.jobs.start("Reading channels", slide, work, self._apply, self.note.say, self)
+
+    def _invert(self, inverted: bool) -> None:
+        composite = self.composite
+        if not self._is_filling and composite is not None:
+            self._show(replace(composite, inverted=inverted))
+
+    def _split(self) -> None:
+        slide, layer, composite = self.slide, self.layer, self.composite
+        if slide is None or layer is None or composite is None:
+            return
+        added = channel_layers(slide, composite.visible, private=settings().show_private)
+        for data, attributes, kind in added:
+            self.viewer.add_layer(AnyLayer.create(data, attributes, kind))
+        layer.visible = False
+
+
+def _name(slider: Widget, name: str) -> None:
+    """Give a slider and its parts an accessible name."""
+    for part in (slider.native, *slider.native.findChildren(QWidget)):
+        part.setAccessibleName(name)
+
+
+def _with_percentiles(slide: Slide, composite: Composite) -> Composite:
+    """Return a composite in which the limits of visible channels are percentiles."""
+    for index in composite.visible:
+        window = contrast_limits(slide.channel_overview(index))
+        composite = composite.styled(index, replace(composite.channels[index], window=window))
+    return composite

@@ -1,0 +1,1 @@
+"""The base class of all docks, and the worker that runs their slow jobs."""

@@ -1,0 +1,1 @@
+"""The "Inspector" dock and its pages."""

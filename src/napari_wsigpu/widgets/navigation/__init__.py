@@ -1,0 +1,1 @@
+"""The "Navigator" and "Slides" docks."""

@@ -1,0 +1,145 @@
+"""The "Navigator" dock: shows and changes the position of the view on a slide."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from magicgui.widgets import LineEdit
+
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.slide.pictures import pixel_aspect
+from napari_wsigpu.viewer.view.navigation import (
+    MAGNIFICATIONS,
+    center_on,
+    describe_view,
+    magnify,
+    objective_of,
+    position_in,
+)
+from napari_wsigpu.viewer.window.main_window import single_shot
+from napari_wsigpu.widgets.dock.slide_dock import SlideDock
+from napari_wsigpu.widgets.kit.overview_map import OverviewMap
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, button, choice, offer, row
+from napari_wsigpu.widgets.kit.picture import overview_image
+
+if TYPE_CHECKING:
+    from napari import Viewer
+    from napari.utils.events import Event
+
+    from napari_wsigpu.slide.slide import Slide
+
+NO_SLIDE = "Open a slide, or select its layer, to navigate it."
+UNKNOWN = "The file gives neither the objective nor the pixel size"
+MICROMETERS, PIXELS = "µm", "px"
+REFRESH_MS = 30
+
+
+class Navigator(SlideDock):
+    """Shows the view's position; its overview, buttons and coordinates move the view.
+
+    Parameters
+    ----------
+    napari_viewer : Viewer
+        The viewer.
+    """
+
+    title_in_tabs = "Navigator"
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer, NO_SLIDE)
+        self.map = Hosted(OverviewMap(), "Overview")
+        self.buttons = {
+            number: button(f"{number}{TIMES}", UNKNOWN, partial(self._magnify, number))
+            for number in MAGNIFICATIONS
+        }
+        self.magnification = Text("Magnification")
+        self.goal = LineEdit(
+            tooltip="Two numbers, x and y, from the upper left corner of the slide"
+        )
+        self.goal.native.setPlaceholderText("x, y")
+        self.goal.native.setAccessibleName("Position")
+        self.unit = choice("Unit", "The unit of the position")
+        self.go = button("Go", "Center the view on this position", self._go)
+        self.position = Text("Position under the mouse")
+        jump = row(self.goal, self.unit, self.go)
+        inner = Panel(
+            self.map,
+            row(*self.buttons.values(), narrow=True, spacing=3),
+            jump,
+            self.magnification,
+            self.position,
+        )
+        for part, share in ((self.map, 1), (self.goal, 1)):
+            part.native.parent().layout().setStretchFactor(part.native, share)
+        inner.native.layout().addStretch()
+        self.add_details(inner)
+
+        self._refresh_timer = single_shot(self._refresh, REFRESH_MS, self.native)
+        self.map.native.moved.connect(self._center_on)
+        self.goal.native.returnPressed.connect(self._go)
+        camera, canvas = self.viewer.scene.camera.events, self.viewer.canvas.events
+        others = self.viewer.events.theme, self.viewer.cursor.events.position
+        for signal in (camera.center, camera.zoom, canvas.size, *others):
+            self.listen(signal, self._refresh_soon)
+        self.follow()
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show another slide, or none."""
+        self.jobs.drop(self)
+        if slide is None:
+            return
+        known = objective_of(slide) is not None
+        for number, each in self.buttons.items():
+            each.enabled = known
+            tip = f"Show the slide as through a {number}{TIMES} objective"
+            each.tooltip = tip if known else UNKNOWN
+        units = [PIXELS] if slide.mpp is None else [MICROMETERS, PIXELS]
+        offer(self.unit, [(unit, unit) for unit in units])
+        geometry = slide.dimensions, pixel_aspect(slide)
+        self.map.native.show_slide(*geometry)
+        work, done = partial(overview_image, slide), partial(self.map.native.show_slide, *geometry)
+        self.jobs.start("Reading the overview", slide, work, done, owner=self)
+        self._refresh()
+
+    def on_shown(self, spontaneous: bool = False) -> None:
+        """Update the dock when it becomes visible."""
+        super().on_shown(spontaneous)
+        self._refresh_soon()
+
+    def on_resized(self) -> None:
+        """Update the frame, because resizing the dock also resizes the canvas."""
+        self._refresh_soon()
+
+    def _refresh_soon(self, event: Event | None = None) -> None:
+        if self.visible and not self._refresh_timer.isActive():
+            self._refresh_timer.start()
+
+    def _refresh(self) -> None:
+        layer, slide = self.layer_of_slide(), self.slide
+        if layer is not None and slide is not None:
+            found = describe_view(self.viewer, layer, slide)
+            self.map.native.show_view(found.frame)
+            self.magnification.value = found.magnification
+            self.position.value = found.position
+
+    def _center_on(self, x: float, y: float) -> None:
+        layer = self.layer_of_slide()
+        if layer is not None:
+            center_on(self.viewer, layer, x, y)
+
+    def _magnify(self, number: int) -> None:
+        layer = self.layer_of_slide()
+        if layer is not None and self.slide is not None:
+            magnify(self.viewer, layer, self.slide, number)
+
+    def _go(self) -> None:
+        if self.slide is not None:
+            try:
+                in_micrometers = self.unit.value == MICROMETERS
+                found = position_in(self.goal.value, self.slide, in_micrometers=in_micrometers)
+            except SlideError as error:
+                self.position.value = str(error)
+            else:
+                self._center_on(*found)

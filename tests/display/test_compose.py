@@ -1,0 +1,91 @@
+"""Composition of channels, compared with the same sums in double precision."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from napari_wsigpu import native
+from napari_wsigpu.display.compose import compose
+from napari_wsigpu.model.composite import ChannelStyle, Composite
+from napari_wsigpu.model.errors import LevelError
+
+TYPES = ("uint8", "uint16", ">u2", "int16", "uint32", "float32")
+COLORS = st.from_regex(r"\A#[0-9a-f]{6}\Z")
+
+
+@pytest.fixture(params=["core", "numpy"])
+def core(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "core", None)
+    elif not native.available:
+        pytest.skip("the core is not installed")
+
+
+def reference(channels, composite):
+    """IEC 61966-2-1 in float64, without tables."""
+    total = np.zeros((*channels[0].shape, 3))
+    for pixels, index in zip(channels, composite.visible, strict=True):
+        style = composite.channels[index]
+        low, high = style.window
+        with np.errstate(invalid="ignore"):
+            bright = np.clip((pixels.astype(np.float64) - low) / (high - low), 0, 1) ** style.gamma
+        color = np.array([int(style.color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        encoded = np.nan_to_num(bright, nan=0.0)[..., None] * color
+        total += np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    total = np.minimum(total, 1)
+    shown = 255 * np.where(total <= 0.0031308, total * 12.92, 1.055 * total ** (1 / 2.4) - 0.055)
+    return 255 - shown if composite.inverted else shown
+
+
+@st.composite
+def styles(draw):
+    low = draw(st.floats(-100, 300, width=32))
+    width = draw(st.floats(1, 70_000, width=32))
+    gamma = draw(st.sampled_from([0.4, 1.0, 2.2]))
+    return ChannelStyle("", draw(COLORS), (low, low + width), gamma, draw(st.booleans()))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(channels=st.lists(styles(), min_size=1, max_size=6), inverted=st.booleans())
+def test_composite_equals_the_reference(core, dtype, channels, inverted):
+    composite = Composite(tuple(channels), inverted)
+    rng = np.random.default_rng(0)
+    kind = np.dtype(dtype)
+    most = 255 if kind.itemsize == 1 else 30_000
+    least = -500 if kind.kind in "if" else 0
+    pixels = [rng.integers(least, most, (7, 600)).astype(kind) for _ in composite.visible]
+    if kind.kind == "f" and pixels:
+        pixels[0][0, :3] = np.nan, np.inf, -np.inf
+    black = np.full((7, 600, 3), 255 * inverted)
+    expected = reference(pixels, composite) if pixels else black
+    found = compose(pixels, composite, (7, 600))
+    assert found.dtype == np.uint8
+    assert np.abs(found - expected).max(initial=0) <= 1
+
+
+def test_a_single_channel_looks_as_it_does_alone(core):
+    pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    style = ChannelStyle("", "#ffffff", (0, 255))
+    found = compose([pixels], Composite((style,)), pixels.shape)
+    np.testing.assert_array_equal(found, np.stack([pixels] * 3, -1))
+
+
+def test_channels_may_be_views_of_interleaved_pixels(core):
+    pixels = np.random.default_rng(1).integers(0, 65_535, (40, 50, 5), np.uint16)
+    composite = Composite(
+        tuple(ChannelStyle("", color, (10, 60_000)) for color in ("#ff0000", "#00ff40", "#3000ff"))
+    )
+    views = [pixels[5:, ::2, index] for index in range(3)]
+    copies = [view.copy() for view in views]
+    np.testing.assert_array_equal(
+        compose(views, composite, (35, 25)), compose(copies, composite, (35, 25))
+    )
+
+
+def test_channels_are_chosen_by_number():
+    composite = Composite(tuple(ChannelStyle(name) for name in "abc"))
+    assert composite.showing([2, 0]).visible == (0, 2)
+    with pytest.raises(LevelError, match="no channel 3; the channels are 0 to 2"):
+        composite.showing([3])

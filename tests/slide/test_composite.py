@@ -1,0 +1,127 @@
+"""Composites of a slide's channels, for scripts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.display.compose import compose
+from napari_wsigpu.model.errors import LevelError, RegionError, TileError
+from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+
+NAMES = ["DAPI", "CD3", "CD8", "PanCK Cy5", "FoxP3", "PD1"]
+SIDE = 600
+
+
+def write(path, pixels, **options):
+    with tifffile.TiffWriter(path, ome=True) as file:
+        options = {"tile": (256, 256), "compression": "zlib", **options}
+        metadata = {"axes": "CYX", "Channel": {"Name": NAMES}}
+        file.write(pixels, photometric="minisblack", metadata=metadata, subifds=1, **options)
+        file.write(pixels[:, ::2, ::2], photometric="minisblack", subfiletype=1, **options)
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(5).integers(0, 5000, (6, SIDE, SIDE), np.uint16)
+
+
+@pytest.fixture
+def slide(tmp_path, pixels):
+    write(tmp_path / "six.ome.tif", pixels)
+    with open_slide(tmp_path / "six.ome.tif", "cpu") as slide:
+        yield slide
+
+
+def test_composite_shows_four_channels_in_the_colors_of_their_dyes(slide):
+    composite = slide.composite()
+    assert composite.visible == (0, 1, 2, 3)
+    assert [style.name for style in composite.channels] == NAMES
+    assert composite.channels[0].color == "#0000ff"
+    assert composite.channels[3].color == "#ff00ff"
+    assert all(composite.channels[index].window for index in range(4))
+
+
+@pytest.mark.parametrize("where", [{"level": 0}, {"level": 1}])
+def test_region_equals_the_composed_channels(slide, pixels, where):
+    composite = slide.composite([1, 4])
+    found = slide.read_region((30, 50), (200, 120), composite=composite, **where)
+    whole = pixels if where["level"] == 0 else pixels[:, ::2, ::2]
+    left, top = (30, 50) if where["level"] == 0 else (15, 25)
+    shown = [whole[index, top : top + 120, left : left + 200] for index in (1, 4)]
+    np.testing.assert_array_equal(found, compose(shown, composite, (120, 200)))
+
+
+def test_only_visible_channels_are_decoded(slide):
+    composite = slide.composite([2])
+    before = slide.stats()["decoded"]["cpu"]
+    slide.read_region((0, 0), (256, 256), composite=composite)
+    assert slide.stats()["decoded"]["cpu"] == before + 1
+
+
+def test_region_at_a_resolution_is_averaged_before_it_is_composed(tmp_path, pixels):
+    path = tmp_path / "mpp.ome.tif"
+    tifffile.imwrite(
+        path,
+        pixels,
+        tile=(256, 256),
+        metadata={"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5},
+        photometric="minisblack",
+    )
+    with open_slide(path, "cpu") as slide:
+        composite = slide.composite([0, 5])
+        stored = slide.read_region((0, 0), (100, 100), mpp=1.0)
+        expected = compose([stored[..., 0], stored[..., 5]], composite, (100, 100))
+        found = slide.read_region((0, 0), (100, 100), mpp=1.0, composite=composite)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_channels_of_one_tile_are_composed_too(tmp_path, pixels):
+    path = tmp_path / "interleaved.tif"
+    tifffile.imwrite(
+        path,
+        np.moveaxis(pixels, 0, -1),
+        tile=(256, 256),
+        planarconfig="contig",
+        photometric="minisblack",
+        metadata={"axes": "YXS"},
+    )
+    with open_slide(path, "cpu") as slide:
+        composite = slide.composite([0, 2])
+        found = slide.read_region((10, 20), (300, 200), composite=composite)
+        shown = [pixels[index, 20:220, 10:310] for index in (0, 2)]
+        np.testing.assert_array_equal(found, compose(shown, composite, (200, 300)))
+
+
+def test_missing_channels_and_rgb_slides_are_refused(slide):
+    with pytest.raises(LevelError, match="no channel 9; the channels are 0 to 5"):
+        slide.composite([9])
+    with pytest.raises(RegionError, match="omit device and color"):
+        slide.read_region((0, 0), (9, 9), color="srgb", composite=slide.composite())
+    with open_slide(sample_path()) as rgb, pytest.raises(LevelError, match="RGB"):
+        rgb.composite()
+
+
+def test_damaged_tile_of_a_visible_channel_is_named(tmp_path, pixels):
+    path = tmp_path / "damaged.ome.tif"
+    write(path, pixels)
+    with tifffile.TiffFile(path) as file:
+        offset = file.pages[3].dataoffsets[0]
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\x00" * 40)
+    with open_slide(path, "cpu") as slide:
+        sound, damaged = slide.composite([0, 1]), slide.composite([0, 3])
+        assert slide.read_region((0, 0), (50, 50), composite=sound).any()
+        with pytest.raises(TileError, match="channel 3 of level 0, row 0, column 0"):
+            slide.read_region((0, 0), (50, 50), composite=damaged)
+
+
+def test_style_without_window_gets_one(slide):
+    composite = slide.composite([0])
+    style = replace(composite.channels[4], visible=True)
+    assert style.window is None
+    found = slide.read_region((0, 0), (64, 64), composite=composite.styled(4, style))
+    assert found[..., 1].any()

@@ -1,0 +1,75 @@
+"""Slides with many channels, which are one layer in a real napari window."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import wait
+from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
+from tests.viewer.shared import wait_for_layout
+
+PLUGIN = "napari-wsigpu"
+
+
+@pytest.fixture
+def layer(viewer, write_channels):
+    [layer] = viewer.open(write_channels(5)[0], plugin=PLUGIN)
+    wait_for_layout(viewer)
+    return layer
+
+
+def assert_shown(layer, slide):
+    """Check that the slice is the composite, and return the composite."""
+    wait(layer)
+    settings, level = shown_composite(layer), layer.data_level
+    whole = slide.read_region((0, 0), slide.level_dimensions[level], level, composite=settings)
+    (top, left), (bottom, right) = layer.corner_pixels[:, -2:]
+    pixels = np.asarray(layer._slice.image.raw).squeeze()
+    np.testing.assert_array_equal(pixels, whole[top : bottom + 1, left : right + 1])
+    return settings
+
+
+def test_many_channels_are_one_layer(layer):
+    assert layer.rgb
+    assert layer.data[0].shape == (1200, 1500, 3)
+    settings = assert_shown(layer, slide_of(layer))
+    assert [style.name for style in settings.channels] == ["DAPI", "CD3", "CD8", "PanCK", "AF"]
+    assert settings.visible == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("zoom", [1, 4])
+def test_changed_composite_is_drawn_without_decoding(viewer, layer, zoom):
+    viewer.scene.camera.zoom *= zoom
+    slide = slide_of(layer)
+    settings = assert_shown(layer, slide)
+    decoded = slide.stats()["decoded"]
+    style = replace(settings.channels[0], color="#ffffff", window=(500, 1500), gamma=0.5)
+    show_composite(layer, replace(settings.styled(0, style), inverted=True))
+    wait(layer)
+    assert slide.stats()["decoded"] == decoded
+    show_composite(layer, shown_composite(layer).showing([0, 2, 4]))
+    assert assert_shown(layer, slide).visible == (0, 2, 4)
+
+
+def test_composite_without_channels_is_black(layer):
+    show_composite(layer, shown_composite(layer).showing([]))
+    wait(layer)
+    assert not np.asarray(layer._slice.image.raw).any()
+
+
+def test_planes_share_the_composite(viewer, tmp_path):
+    pixels = np.random.default_rng(3).integers(0, 4000, (3, 5, 300, 400), np.uint16)
+    path = tmp_path / "stack.ome.tif"
+    axes = {"axes": "ZCYX", "Channel": {"Name": list("abcde")}}
+    tifffile.imwrite(path, pixels, metadata=axes, tile=(128, 128), photometric="minisblack")
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    assert layer.data[0].shape == (3, 300, 400, 3) if layer.multiscale else layer.rgb
+    for plane in (0, 2):
+        viewer.dims.set_point(0, plane)
+        assert_shown(layer, slide_of(layer).plane(z=plane))
+    show_composite(layer, shown_composite(layer).showing([4]))
+    for plane in (2, 1):
+        viewer.dims.set_point(0, plane)
+        assert_shown(layer, slide_of(layer).plane(z=plane))
