@@ -18,8 +18,9 @@ from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.contributions.slide_reader import read_slides
 from napari_wsigpu.viewer.napari_internals import open_viewers
 from napari_wsigpu.viewer.session import new_slides as arrival
-from napari_wsigpu.viewer.session.new_slides import complete_view, let_toasts_end, show_new_slides
+from napari_wsigpu.viewer.session.new_slides import complete_view, show_new_slides
 from napari_wsigpu.widgets.inspector.inspector import SlideInspector
+from tests.viewer.shared import turn
 
 ROW_OF_TABS = 30  # pixels
 
@@ -417,9 +418,12 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
     other.show()
     other.activateWindow()
     qtbot.waitUntil(lambda: other.isActiveWindow() and not window.isActiveWindow())
+    deleted = NapariQtNotification("Its window was closed.", "info")
+    deleted.show()  # napari lists it from now on
+    deleted.deleteLater()
+    turn()
     show_info("Something happened.")
     [toast] = window.findChildren(NapariQtNotification)
-    let_toasts_end()  # connected to notifications, but not if another test has replaced these
     window.activateWindow()
 
     def is_gone():
@@ -432,3 +436,22 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
         return False
 
     qtbot.waitUntil(is_gone)
+
+
+def test_a_notification_from_a_thread_moves_toasts_in_the_main_thread(viewer, qtbot, monkeypatch):
+    open_slide_in(viewer)
+    show_info("First.")
+    [first] = viewer.window._qt_window.findChildren(NapariQtNotification)
+    moved = []
+
+    def note(toast):
+        if toast is first:
+            moved.append(threading.current_thread())
+
+    monkeypatch.setattr(NapariQtNotification, "move_to_bottom_right", note)
+    notifier = threading.Thread(target=show_info, args=("Second.",))
+    notifier.start()
+    notifier.join()
+    assert not moved
+    qtbot.waitUntil(lambda: bool(moved))
+    assert set(moved) == {threading.main_thread()}

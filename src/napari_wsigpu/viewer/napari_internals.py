@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import napari
 import numpy as np
+from qtpy.compat import isalive
 from qtpy.QtWidgets import QApplication, QMainWindow
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def toasts(window: QMainWindow | None = None) -> list[NapariQtNotification]:
     """Return the notifications of one window or of all; none if this version hides them."""
     with suppress(AttributeError, ImportError):
         toast_class = NOTIFICATIONS.find(None)
-        everywhere = list(NOTIFICATIONS.get(toast_class))
+        # napari also lists notifications that were deleted with their window.
+        everywhere = [toast for toast in NOTIFICATIONS.get(toast_class) if isalive(toast)]
         return everywhere if window is None else window.findChildren(toast_class)
     return []
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow, QWidget
+from superqt import ensure_main_thread
 
 from napari_wsigpu.viewer.napari_internals import forget_window_settings, main_window, toasts
 
@@ -70,6 +71,9 @@ def keep_toasts_on_canvas(window: QWidget) -> None:
         toast.move_to_bottom_right()
 
 
+# A notification can come from any thread. If another thread stopped an animation, Qt's timer would
+# keep a pointer to it after its deletion.
+@ensure_main_thread
 def let_toasts_end(event: object = None) -> None:
     """Let notifications fade if they appeared while no window was active; keep them on canvases.
 
