@@ -128,10 +128,12 @@ def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
     assert batch_sizes(fetcher, source, 600) == [3, 255, 255, 87]
 
 
-def test_how_long_tiles_will_take_is_learnt(fetcher):
+def test_how_long_tiles_will_take_is_learnt(fetcher, monkeypatch):
+    # The first batch, and with it the bound on a single tile, has as many tiles as threads.
+    monkeypatch.setattr("napari_wsigpu.display.fetcher.default_threads", lambda: 2)
     source = Source(seconds=0.01)
     screen = Screen(source)
-    keys = source.keys(8 * default_threads())
+    keys = source.keys(16)
     assert fetcher.expected(keys) is None
     assert fetcher.expected([]) == 0
     fetcher.request(screen, keys)

@@ -106,6 +106,12 @@ def fresh(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def without_kvikio(monkeypatch):
+    """Machines with a GPU have the real one, which would read instead of our threads."""
+    monkeypatch.setitem(sys.modules, "kvikio", None)
+
+
 @pytest.fixture
 def kvikio(monkeypatch):
     fake = FakeKvikio()
