@@ -1,13 +1,17 @@
 """The "Channels" dock, used with the mouse."""
 
+import numpy as np
 import pytest
+import tifffile
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QStyle, QStyleOptionViewItem
+from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
 
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
-from napari_wsigpu.viewer.layers.slide_layers import shown_composite
+from napari_wsigpu.viewer.contributions.view_commands import next_channels
+from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from napari_wsigpu.viewer.window.docks import open_dock
+from napari_wsigpu.widgets.channels import channel_dock
 from tests.viewer.shared import wait_for_layout
 
 pytestmark = pytest.mark.window
@@ -78,6 +82,51 @@ def test_controls_change_the_selected_channel(layer, dock, qtbot):
     assert composite.channels[0] == before[0]
     click(dock.auto)
     qtbot.waitUntil(lambda: shown_composite(layer).channels[1].window == before[1].window)
+
+
+def shown(layer):
+    return shown_composite(layer).visible
+
+
+def test_groups_are_shown_added_saved_and_opened(viewer, layer, dock, qtbot, monkeypatch, tmp_path):
+    assert [dock.group.native.itemText(row) for row in range(3)] == ["", "1 to 4", "5"]
+    dock.group.value = 1
+    qtbot.waitUntil(lambda: shown(layer) == (4,))
+    next_channels(viewer)
+    assert shown(layer) == (0, 1, 2, 3)
+    qtbot.waitUntil(lambda: dock.group.native.currentText() == "1 to 4")
+    check(dock, 3)
+    qtbot.waitUntil(lambda: shown(layer) == (0, 1, 2))
+    assert dock.group.value == -1
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("T cells", True))
+    click(dock.add)
+    assert dock.group.native.currentText() == "T cells"
+    path = tmp_path / "groups.json"
+    monkeypatch.setattr(channel_dock, "ask_where_to_save", lambda *_: str(path))
+    click(dock.save)
+    check(dock, 0)
+    qtbot.waitUntil(lambda: shown(layer) == (1, 2))
+    monkeypatch.setattr(channel_dock, "ask_for_file", lambda *_: str(path))
+    click(dock.open)
+    qtbot.waitUntil(lambda: shown(layer) == (0, 1, 2))
+    assert dock.group.native.currentText() == "T cells"
+    path.write_text("{}")
+    click(dock.open)
+    assert "holds no channel groups" in dock.note.value
+    assert shown(layer) == (0, 1, 2)
+
+
+def test_the_status_bar_states_the_values_of_visible_channels(layer):
+    pixels = tifffile.imread(slide_of(layer).path)
+    show_composite(layer, shown_composite(layer).showing([1, 4]))
+    position = np.array([700, 900]) * layer.scale
+    assert layer.data_level == 1
+    status = layer.get_status(position, dims_displayed=[0, 1], world=True)
+    expected = f"CD3 {pixels[1, 700, 900]}  AF {pixels[4, 700, 900]}"
+    assert status["value"] == expected
+    assert status["coordinates"].endswith(f": {expected}")
+    outside = layer.get_status(-position, dims_displayed=[0, 1], world=True)
+    assert "CD3" not in outside["value"]
 
 
 def test_channels_are_split_into_layers(viewer, layer, dock):

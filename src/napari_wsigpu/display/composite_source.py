@@ -11,6 +11,7 @@ import numpy as np
 from napari_wsigpu.display.compose import compose
 from napari_wsigpu.display.source import DisplaySource, HostedSource, hatched
 from napari_wsigpu.model.errors import UnsupportedArrayError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.stack import StackLevel
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.channel_groups import ChannelGroup
     from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.model.geometry import Span
     from napari_wsigpu.model.layout import LevelLayout
@@ -40,10 +42,16 @@ class CompositeView:
     ----------
     settings : Composite
         How to show the channels.
+
+    Attributes
+    ----------
+    groups : list of ChannelGroup
+        Groups of channels that the user has defined or opened.
     """
 
     def __init__(self, settings: Composite) -> None:
         self.settings = settings
+        self.groups: list[ChannelGroup] = []
 
     @property
     def settings(self) -> Composite:
@@ -108,6 +116,14 @@ class CompositeSource(HostedSource):
         channels = self._channels.region(number, regions, settings.visible)
         pixels = compose(channels, settings, (rows.length, columns.length))
         return pixels if channel is None else pixels[..., channel]
+
+    def values(self, number: int, row: int, column: int) -> list[tuple[str, float]]:
+        """Return the name and stored value of each visible channel at a pixel of a level."""
+        settings = self.view.settings
+        pixel = Regions.one(Rect(row, column, 1, 1))
+        channels = self._channels.region(number, pixel, settings.visible)
+        names = (settings.channels[index].name for index in settings.visible)
+        return [(name, pixels.item()) for name, pixels in zip(names, channels, strict=True)]
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
         """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.

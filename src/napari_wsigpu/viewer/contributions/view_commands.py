@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 # Needed at run time: napari passes the viewer to parameters of this type.
 from napari import Viewer  # noqa: TC002
 
+from napari_wsigpu.viewer.layers.slide_layers import show_next_group, shown_composite, slide_of
 from napari_wsigpu.viewer.view.arrangement import active_slide, fit_slide, show_next
 from napari_wsigpu.viewer.view.navigation import MAGNIFICATIONS
 from napari_wsigpu.viewer.window.docks import INSPECTOR, toggle_dock
@@ -45,6 +46,14 @@ def next_slide(viewer: Viewer) -> None:
 def previous_slide(viewer: Viewer) -> None:
     """Show only the slide before the active one."""
     show_next(viewer, -1)
+
+
+def next_channels(viewer: Viewer) -> None:
+    """Show the next group of channels of the active slide."""
+    slide = active_slide(viewer)
+    for layer in viewer.layers:
+        if slide is not None and slide_of(layer) is slide and shown_composite(layer) is not None:
+            show_next_group(layer)
 
 
 def toggle_inspector(viewer: Viewer) -> None:

@@ -12,6 +12,7 @@ from napari.utils import progress
 
 from napari_wsigpu.display.composite_source import CompositeView, source_of
 from napari_wsigpu.model.appearance import channel_colors, contrast_limits
+from napari_wsigpu.model.channel_groups import default_groups, group_of
 from napari_wsigpu.model.errors import PlaneError
 from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.model.privacy import Screen
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer
 
     from napari_wsigpu.display.composite_source import CompositeLevel
+    from napari_wsigpu.model.channel_groups import ChannelGroup
     from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.viewer.layers.placement import Attributes
 
@@ -194,6 +196,43 @@ def show_composite(layer: Layer, settings: Composite) -> None:
     if source is not None and slide is not None:
         source.view.settings = slide.composite(settings=settings)
         layer.refresh()
+
+
+def channel_groups(layer: Layer) -> list[ChannelGroup]:
+    """Return the groups of channels to choose from: the user's, or else consecutive channels."""
+    source = source_of(_finest(layer))
+    return [] if source is None else source.view.groups or default_groups(source.view.settings)
+
+
+def set_channel_groups(layer: Layer, groups: list[ChannelGroup]) -> None:
+    """Set the user's groups of channels."""
+    source = source_of(_finest(layer))
+    if source is not None:
+        source.view.groups = groups
+
+
+def add_channel_group(layer: Layer, name: str) -> None:
+    """Add the visible channels as a group, which replaces another one of this name."""
+    source = source_of(_finest(layer))
+    if source is not None:
+        added, others = group_of(source.view.settings, name), source.view.groups
+        source.view.groups = [*(group for group in others if group.name != name), added]
+
+
+def show_next_group(layer: Layer) -> None:
+    """Show the group after the one that a layer shows; the first one after the last.
+
+    Raises
+    ------
+    SlideError
+        As in `show_composite`.
+    """
+    composite, groups = shown_composite(layer), channel_groups(layer)
+    if composite is not None and groups:
+        numbers = [sorted(number for number, _ in group.styles) for group in groups]
+        shown = [*composite.visible]
+        following = (numbers.index(shown) + 1) % len(groups) if shown in numbers else 0
+        show_composite(layer, groups[following].shown(composite))
 
 
 def _attributes(slide: Slide, metadata: Attributes) -> Attributes:

@@ -8,7 +8,8 @@ from weakref import WeakSet, ref
 
 from napari_wsigpu.viewer.annotations.annotator import annotator_of
 from napari_wsigpu.viewer.drawing.progressive import display_progressively, stop_display
-from napari_wsigpu.viewer.layers.slide_layers import slide_of, widen_limits
+from napari_wsigpu.viewer.layers.channel_values import show_channel_values
+from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of, widen_limits
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.window.magnification_bar import add_magnification_bar
 from napari_wsigpu.viewer.window.main_window import close_unsaved
@@ -68,6 +69,8 @@ def close_windows() -> None:
 def _on_inserted(event: Event) -> None:
     if slide_of(event.value) is not None:
         widen_limits(event.value)
+    if shown_composite(event.value) is not None:
+        show_channel_values(event.value)
 
 
 def _on_removed(event: Event) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magicgui.widgets import CheckBox, FloatRangeSlider, FloatSlider, LineEdit
 from napari.layers import Layer as AnyLayer
 from qtpy.QtCore import QSize, Qt
 from qtpy.QtGui import QColor, QIcon, QPixmap
-from qtpy.QtWidgets import QColorDialog, QListWidget, QListWidgetItem, QWidget
+from qtpy.QtWidgets import QColorDialog, QInputDialog, QListWidget, QListWidgetItem, QWidget
 from superqt import QLabeledDoubleRangeSlider
 
 from napari_wsigpu.model.appearance import contrast_limits
+from napari_wsigpu.model.channel_groups import read_groups, write_groups
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.viewer.layers.slide_layers import (
+    add_channel_group,
+    channel_groups,
     channel_layers,
+    set_channel_groups,
     show_composite,
     shown_composite,
     slide_of,
@@ -25,7 +31,22 @@ from napari_wsigpu.viewer.layers.slide_layers import (
 from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.channels.histogram import Histogram
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
-from napari_wsigpu.widgets.kit.parts import Form, Hosted, Panel, Text, button, flow
+from napari_wsigpu.widgets.kit.parts import (
+    Form,
+    Hosted,
+    Panel,
+    Text,
+    button,
+    choice,
+    flow,
+    offer,
+)
+from napari_wsigpu.widgets.kit.saving import (
+    ask_for_file,
+    ask_where_to_save,
+    say_saved,
+    start_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +62,8 @@ if TYPE_CHECKING:
 SWATCH = 12  # pixels
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
+STORIES = "Channel groups (*.json)"
+NO_GROUP = -1  # the visible channels are no group
 NO_SLIDE = "Open a slide to choose its channels."
 SEPARATE = "Each channel of this slide is a layer; napari's layer controls change them."
 NO_CHANNELS = "This slide is RGB; it has no channels to choose."
@@ -67,11 +90,17 @@ class Channels(SlideDock):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._is_filling = False
+        self._folder: Path | None = None  # of the last file with groups
+        self._filled: Composite | None = None  # the composite that the widgets show
         self.note = Text("Note")
         self.find = LineEdit(tooltip="List only channels whose name contains this text")
         self.find.native.setPlaceholderText("Find a channel")
         self.find.native.setAccessibleName("Find a channel")
         self.list = Hosted(_List(), "Channels", "Check the channels to show")
+        self.group = choice("Group", "Show a group of channels; Ctrl+Shift+G shows the next one")
+        self.add = button("Add…", "Add the checked channels as a group", self._add_group)
+        self.open = button("Open…", "Open the groups of a file", self._open_groups)
+        self.save = button("Save…", "Save all groups to a file", self._save_groups)
         self.color = button("Color…", "Change the channel's color", self._choose_color)
         self.auto = button(
             "Auto",
@@ -98,6 +127,8 @@ class Channels(SlideDock):
         self.controls = Panel(
             self.find,
             self.list,
+            Form({"Group": self.group}),
+            flow(self.add, self.open, self.save),
             flow(self.color, self.solo, self.auto, self.split),
             self.histogram,
             self.form,
@@ -108,6 +139,7 @@ class Channels(SlideDock):
         self.controls.stretch(self.list)
         self.add_details(inner)
         self.find.changed.connect(self._filter)
+        self.group.changed.connect(self._show_group)
         self.list.native.itemChanged.connect(self._on_checked)
         self.list.native.currentRowChanged.connect(self._on_selected)
         self.window.changed.connect(lambda limits: self._restyle(window=limits))
@@ -134,7 +166,10 @@ class Channels(SlideDock):
             self.note.say("" if slide is None else SEPARATE if slide.channels else NO_CHANNELS)
             return
         assert slide is not None
+        assert self.layer is not None
         self.note.say("")
+        # A key changes the composite, too. napari disconnects the method when the dock is deleted.
+        self.layer.events.set_data.connect(self._on_drawn)
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
         with self._filling():
             self.list.native.clear()
@@ -147,8 +182,14 @@ class Channels(SlideDock):
         self.list.native.setCurrentRow(next(iter(composite.visible), 0))
         self._filter()
 
+    def _on_drawn(self) -> None:
+        composite = self.composite
+        if composite is not None and composite is not self._filled:
+            self._fill(composite)
+
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
+        self._filled = composite
         with self._filling():
             for row, style in enumerate(composite.channels):
                 item = self.list.native.item(row)
@@ -157,6 +198,7 @@ class Channels(SlideDock):
                 pixmap.fill(QColor(style.color))
                 item.setIcon(QIcon(pixmap))
             self.inverted.value = composite.inverted
+            self._offer_groups(composite)
             style = composite.channels[max(self.list.native.currentRow(), 0)]
             self.form.enabled = style.window is not None
             self.gamma.value = style.gamma
@@ -259,6 +301,66 @@ class Channels(SlideDock):
             return
         work = partial(_with_percentiles, slide, composite)
         self.jobs.start("Reading channels", slide, work, self._apply, self.note.say, self)
+
+    def _offer_groups(self, composite: Composite) -> None:
+        """List the groups, and choose the one whose channels are visible."""
+        groups = [] if self.layer is None else channel_groups(self.layer)
+        named = [(group.name, number) for number, group in enumerate(groups)]
+        offer(self.group, [("", NO_GROUP), *named])
+        shown = [sorted(number for number, _ in group.styles) for group in groups]
+        visible = [*composite.visible]
+        self.group.value = shown.index(visible) if visible in shown else NO_GROUP
+
+    def _show_group(self, number: int) -> None:
+        composite, layer = self.composite, self.layer
+        if not self._is_filling and composite is not None and layer and number != NO_GROUP:
+            self._show(channel_groups(layer)[number].shown(composite))
+
+    def _add_group(self) -> None:
+        """Ask for a name, and add the visible channels as a group."""
+        composite, layer = self.composite, self.layer
+        if composite is None or layer is None:
+            return
+        name, accepted = QInputDialog.getText(self.native, "Add a group", "Name:")
+        if accepted and name.strip():
+            add_channel_group(layer, name.strip())
+            self._fill(composite)
+
+    def _open_groups(self) -> None:
+        slide, composite, layer = self.slide, self.composite, self.layer
+        if slide is None or composite is None or layer is None:
+            return
+        folder = start_folder(self._folder, slide)
+        path = ask_for_file(self.native, "Open groups of channels", folder, STORIES)
+        if not path:
+            return
+        self._folder = Path(path).parent
+        try:
+            groups = read_groups(path, composite, slide.levels[0].dtype)
+        except SlideError as error:
+            self.note.say(str(error))
+            return
+        self.note.say("")
+        set_channel_groups(layer, groups)
+        self._fill(composite)
+        if groups:
+            self._show(groups[0].shown(composite))
+
+    def _save_groups(self) -> None:
+        slide, layer = self.slide, self.layer
+        if slide is None or layer is None:
+            return
+        start = start_folder(self._folder, slide) / f"{layer.name}.story.json"
+        path = ask_where_to_save(self.native, "Save groups of channels", start, STORIES)
+        if not path:
+            return
+        self._folder = Path(path).parent
+        try:
+            write_groups(path, channel_groups(layer), slide.levels[0].dtype)
+        except SlideError as error:
+            self.note.say(str(error))
+        else:
+            say_saved(path, None)
 
     def _invert(self, inverted: bool) -> None:
         composite = self.composite

@@ -1,0 +1,159 @@
+"""Named groups of channels, and the JSON files that hold them: stories of Minerva Author."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.model.errors import SlideError, SlideReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from napari_wsigpu.model.arrays import DType
+    from napari_wsigpu.model.composite import ChannelStyle, Composite
+
+TOGETHER = 4  # channels of a default group
+MOST_BYTES = 16 << 20
+COLOR = re.compile(r"#?([0-9a-fA-F]{6})$")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelGroup:
+    """Channels that are shown together.
+
+    Attributes
+    ----------
+    name : str
+        Name to display.
+    styles : tuple of (int, ChannelStyle)
+        Number of each channel, and how it is shown.
+    """
+
+    name: str
+    styles: tuple[tuple[int, ChannelStyle], ...]
+
+    def shown(self, composite: Composite) -> Composite:
+        """Return a copy of a composite that shows these channels only."""
+        channels = [replace(style, visible=False) for style in composite.channels]
+        for number, style in self.styles:
+            window = style.window or composite.channels[number].window
+            channels[number] = replace(style, window=window, visible=True)
+        return replace(composite, channels=tuple(channels))
+
+
+def group_of(composite: Composite, name: str) -> ChannelGroup:
+    """Return the visible channels of a composite as a group."""
+    return ChannelGroup(
+        name, tuple((number, composite.channels[number]) for number in composite.visible)
+    )
+
+
+def default_groups(composite: Composite) -> list[ChannelGroup]:
+    """Return consecutive groups of a few channels, named by their numbers starting at 1."""
+    numbered = list(enumerate(composite.channels))
+    groups = [numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER)]
+    return [
+        ChannelGroup(_span(group[0][0] + 1, group[-1][0] + 1), tuple(group)) for group in groups
+    ]
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[ChannelGroup]:
+    """Read groups from a story of Minerva Author, or from a file that `write_groups` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+        The JSON file.
+    composite : Composite
+        The composite of the slide, whose channels the file refers to by number.
+    dtype : dtype
+        Data type of the slide; Minerva states limits as fractions of its range.
+
+    Raises
+    ------
+    SlideReadError
+        If the file can't be read, or does not hold groups of this slide's channels.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError
+        story = json.loads(path.read_text("utf-8"))
+        return [_group(each, composite, dtype) for each in story["groups"]]
+    except OSError as error:
+        raise SlideReadError(f"'{path.name}' can't be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise SlideReadError(
+            f"'{path.name}' holds no channel groups of this slide; choose a story of Minerva "
+            "Author, or a file saved with Save in the dock Channels."
+        ) from None
+
+
+def write_groups(path: str | Path, groups: Sequence[ChannelGroup], dtype: DType) -> None:
+    """Write groups to a JSON file that `read_groups` and Minerva Author read.
+
+    Raises
+    ------
+    SlideError
+        If the file can't be written.
+    """
+    story = {"groups": [_record(group, dtype) for group in groups]}
+    try:
+        Path(path).write_text(json.dumps(story, indent=1), "utf-8")
+    except OSError as error:
+        raise SlideError(f"'{Path(path).name}' can't be written: {error.strerror}.") from error
+
+
+def _group(record: Any, composite: Composite, dtype: DType) -> ChannelGroup:
+    channels = record["channels"] if "channels" in record else record["render"]
+    return ChannelGroup(
+        str(record["label"]), tuple(_styles(channels, composite, _full_scale(dtype)))
+    )
+
+
+def _styles(
+    records: Iterable[Any], composite: Composite, scale: float
+) -> Iterable[tuple[int, ChannelStyle]]:
+    for record in records:
+        number = int(record["id"])
+        if number < 0:
+            raise IndexError
+        style, color = composite.channels[number], COLOR.match(record["color"])
+        if color is None:
+            raise ValueError
+        window = None
+        if "min" in record:
+            window = scale * float(record["min"]), scale * float(record["max"])
+            if not (np.isfinite(window).all() and window[0] < window[1]):
+                raise ValueError
+        gamma = float(record.get("gamma", 1))
+        if not gamma > 0:
+            raise ValueError
+        shown = replace(style, color=f"#{color[1].lower()}", window=window, gamma=gamma)
+        yield number, shown
+
+
+def _record(group: ChannelGroup, dtype: DType) -> dict[str, Any]:
+    scale, channels = _full_scale(dtype), []
+    for number, style in group.styles:
+        record = {"id": number, "label": style.name, "color": style.color.removeprefix("#")}
+        if style.window is not None:
+            low, high = style.window
+            record |= {"min": low / scale, "max": high / scale}
+        channels.append(record | {"gamma": style.gamma})
+    return {"label": group.name, "channels": channels}
+
+
+def _full_scale(dtype: DType) -> float:
+    """Return the value that Minerva calls 1: the maximum of an integer type."""
+    return float(np.iinfo(dtype).max) if dtype.kind in "iu" else 1.0
