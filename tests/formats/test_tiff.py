@@ -343,6 +343,7 @@ class TestRefused:
             ({258: (SHORT, (4, 4, 4))}, NotASlideError),
             ({258: (SHORT, (8, 16, 8))}, SlideError),
             ({277: (SHORT, 0)}, SlideError),
+            ({277: (SHORT, 65535)}, UnsupportedSlideError),
             ({324: (LONG, [1, 2])}, CorruptSlideError),
             ({324: (LONG, []), 325: (LONG, [])}, SlideError),
             ({32997: (LONG, 5), 32998: (LONG, 5)}, SlideError),
@@ -354,7 +355,7 @@ class TestRefused:
             open_slide(path).close()
 
     def test_more_samples_than_there_are_bytes_for(self, tmp_path):
-        path = write(tmp_path, page(slides.picture(80, 90), more={277: (SHORT, 60000)}))
+        path = write(tmp_path, page(slides.picture(80, 90), more={277: (SHORT, 6000)}))
         with open_slide(path) as slide, pytest.raises(TileError):
             slide.read_region((0, 0), (1, 1))
 

@@ -57,6 +57,8 @@ class Limits:
         Images (SubIFDs) of one TIFF directory.
     planes : int
         Planes along z, t and channels of an image.
+    samples : int
+        Samples that a TIFF file stores together for each pixel.
     levels : int
         Levels of a slide.
     tiles : int
@@ -87,6 +89,7 @@ class Limits:
     pages: int = 1 << 12
     subimages: int = 512
     planes: int = 1 << 18
+    samples: int = 1 << 13
     levels: int = 64
     tiles: int = 1 << 23
     geojson_bytes: int = 1 << 30

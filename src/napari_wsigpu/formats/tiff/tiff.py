@@ -645,6 +645,11 @@ def _build_level(
 ) -> LevelLayout:
     separate = page.planarconfig == PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
     samples = 1 if separate else page.samplesperpixel
+    if samples > limits.samples:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {samples} samples per pixel, more than any slide has: "
+            f"{limits.advice('samples')}."
+        )
     table = _table(page) if len(pages) == 1 else None
     colors = table is not None and page.photometric == PHOTOMETRIC.PALETTE
     channels = 3 if colors else page.samplesperpixel * len(pages)
