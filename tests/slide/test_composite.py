@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tifffile
+import zarr
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.display.compose import compose
@@ -59,6 +60,34 @@ def test_only_visible_channels_are_decoded(slide):
     before = slide.stats()["decoded"]["cpu"]
     slide.read_region((0, 0), (256, 256), composite=composite)
     assert slide.stats()["decoded"]["cpu"] == before + 1
+
+
+def write_zarr(path, pixels, chunks):
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    datasets = []
+    for number, step in enumerate((1, 2)):
+        group.create_array(str(number), data=pixels[:, ::step, ::step], chunks=chunks)
+        scale = {"type": "scale", "scale": [1, step, step]}
+        datasets.append({"path": str(number), "coordinateTransformations": [scale]})
+    axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space"} for n in "yx")]
+    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+
+
+@pytest.mark.parametrize(("chunks", "channels"), [((1, 256, 256), 2), ((2, 256, 256), 6)])
+def test_channels_of_arrays_are_read_apart_if_they_have_chunks_of_their_own(
+    tmp_path, pixels, chunks, channels
+):
+    write_zarr(tmp_path / "a.zarr", pixels, chunks)
+    with open_slide(tmp_path / "a.zarr", "cpu") as slide:
+        composite = slide.composite([1, 4])
+        before = slide.stats()["bytes_decoded"]
+        found = slide.read_region((30, 50), (200, 120), composite=composite)
+        assert slide.stats()["bytes_decoded"] - before == channels * 2 * 256 * 256
+        shown = [pixels[index, 50:170, 30:230] for index in (1, 4)]
+        np.testing.assert_array_equal(found, compose(shown, composite, (120, 200)))
+        # The stored tiles are still found at their own offsets.
+        whole = slide.read_region((500, 300), (100, 300))
+        np.testing.assert_array_equal(whole, pixels[:, 300:, 500:].transpose(1, 2, 0))
 
 
 def test_region_at_a_resolution_is_averaged_before_it_is_composed(tmp_path, pixels):

@@ -310,12 +310,16 @@ class ZarrArray:
     axes : str
         One letter per axis. Tiles hold y, x and c (channels), but no other axis.
     position : tuple of int
-        Index of the plane that the level shows, one entry per axis; 0 for y, x and c.
+        Index of the plane that the level shows, one entry per axis; 0 for y and x. The entry for c
+        is the first channel.
+    channels_apart : bool
+        Whether each channel has chunks of its own.
     """
 
     path: str = field(repr=False)  # a label image's folder may be named after a patient
     axes: str
     position: tuple[int, ...]
+    channels_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

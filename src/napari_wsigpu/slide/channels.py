@@ -10,6 +10,7 @@ from napari_wsigpu.model.appearance import channel_colors, contrast_limits
 from napari_wsigpu.model.composite import WHITE, ChannelStyle, Composite
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.plan import ReadOptions, Regions
+from napari_wsigpu.storage.source import can_address_channels, image_of_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -72,7 +73,9 @@ def channel_levels(
         reading one of them would decode the others, too.
     """
     levels = list(pyramid)
-    if not all(_is_separate(level.layout) for level in levels):
+    separate = all(_is_separate(level.layout) for level in levels)
+    arrays = all(level.layout.computed or can_address_channels(level.layout) for level in levels)
+    if not (separate or arrays):
         return {}
     keys = [(level, each) for each in range(levels[0].layout.channels) for level in levels]
     numbers = {(level.number, each): first + at for at, (level, each) in enumerate(keys)}
@@ -80,7 +83,8 @@ def channel_levels(
     for level, channel in keys:
         key = level.number, channel
         finer = None if level.finer is None else numbers[level.finer, channel]
-        image = _of_channel(level.layout, channel)
+        of_array = level.layout.array is not None and not level.layout.computed
+        image = (image_of_channel if of_array else _of_channel)(level.layout, channel)
         found[key] = level._replace(number=numbers[key], layout=image, finer=finer)
     return found
 

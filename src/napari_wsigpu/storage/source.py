@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     Buffer = bytearray | memoryview
     NewBuffer = Callable[[int], Buffer]
 
+# Distance of the virtual offsets of two channels, and the number of channels that fit into 64 bits.
+CHANNEL_STEP, MOST_CHANNELS = 1 << 52, 1 << 10
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
 
@@ -210,7 +214,8 @@ class DecodedSource(ViewSource):
     """Base class of sources that decode tiles themselves.
 
     Offsets are virtual, as if the decoded tiles of each image followed one another row by row, and
-    each image followed the previous one.
+    each image followed the previous one. Far beyond them, the tiles repeat once per channel: with
+    the offsets of `image_of_channel`, a tile has the pixels of that channel only.
 
     Parameters
     ----------
@@ -221,9 +226,20 @@ class DecodedSource(ViewSource):
     def __init__(self, images: Sequence[LevelLayout]) -> None:
         self._images = sorted(images, key=_start)
         self._starts = [_start(image) for image in self._images]
+        self._of_channel = lru_cache(maxsize=None)(image_of_channel)
 
     def _tile_at(self, offset: int) -> DecodedTile | None:
         """Return the tile that contains a virtual offset; None if there is none."""
+        found = self._stored_tile(offset)
+        if found is not None or offset < CHANNEL_STEP:
+            return found
+        number, offset = divmod(offset, CHANNEL_STEP)
+        found = self._stored_tile(offset)
+        if found is None or not can_address_channels(found.image) or number > found.image.channels:
+            return None
+        return found._replace(image=self._of_channel(found.image, number - 1))
+
+    def _stored_tile(self, offset: int) -> DecodedTile | None:
         number = bisect_right(self._starts, offset) - 1
         if number < 0:
             return None
@@ -231,6 +247,32 @@ class DecodedSource(ViewSource):
         index = (offset - self._starts[number]) // image.tile_bytes
         row, column = divmod(index, image.grid.columns)
         return DecodedTile(image, row, column) if row < image.grid.rows else None
+
+
+def can_address_channels(image: LevelLayout) -> bool:
+    """Return whether the tiles of each channel of an array have offsets of their own."""
+    end = int(image.grid.offsets.max(initial=0)) + image.tile_bytes
+    fits = end < CHANNEL_STEP and image.channels < MOST_CHANNELS
+    return image.array is not None and image.array.channels_apart and fits
+
+
+def image_of_channel(image: LevelLayout, channel: int) -> LevelLayout:
+    """Return one channel of an array as an image whose tiles a `DecodedSource` reads."""
+    array, grid = image.array, image.grid
+    assert array is not None
+    letters = zip(array.axes, array.position, strict=True)
+    position = tuple(channel if letter == "c" else index for letter, index in letters)
+    return replace(
+        image,
+        channels=1,
+        encoding=replace(image.encoding, samples=1),
+        array=replace(array, position=position),
+        grid=replace(
+            grid,
+            offsets=grid.offsets + (channel + 1) * CHANNEL_STEP,
+            byte_counts=grid.byte_counts // image.channels,
+        ),
+    )
 
 
 def _start(image: LevelLayout) -> int:

@@ -403,7 +403,7 @@ def _level(
         count,
         plain_encoding(COMPRESSION.NONE, count, name, photometric=photometric),
         TileGrid(tile_height, tile_width, offsets, np.broadcast_to(np.int64(size), offsets.shape)),
-        array=ZarrArray(str(folder), letters, tuple(shown)),
+        array=ZarrArray(str(folder), letters, tuple(shown), channels_apart=chunk.get("c") == 1),
     )
     tiff.check_tile_size(level, str(folder))
     return level

@@ -318,10 +318,11 @@ def _axes(tile: DecodedTile) -> tuple[Axis, ...]:
     """Return the positions along each axis of the array that a tile covers."""
     image, rect = tile.image, tile.rect
     assert image.array is not None
+    first = image.array.position[image.array.axes.index("c")] if "c" in image.array.axes else 0
     shown = {
         "y": Axis(rect.top, 1, rect.height, kept=True),
         "x": Axis(rect.left, 1, rect.width, kept=True),
-        "c": Axis(0, 1, image.channels, kept=True),
+        "c": Axis(first, 1, image.channels, kept=True),
     }
     return tuple(
         shown.get(letter, Axis(position, 1, 1, kept=False))
