@@ -109,10 +109,19 @@ class Truth:
         sure_y &= (y >= 0) & (y < image.height)
         sure_x &= (x >= 0) & (x < image.width)
         y, x = np.clip(y, 0, image.height - 1), np.clip(x, 0, image.width - 1)
-        pixels = self._slide.level_array(level.number)
+        return self._shown(level.number, y, x), sure_y[:, None] & sure_x
+
+    def _shown(self, level: int, y: NDArray[np.int64], x: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the colours of rows and columns of a level."""
+        return self._stored(level, y, x)[..., :3]
+
+    def _stored(
+        self, level: int, y: NDArray[np.int64], x: NDArray[np.int64], channel: int | None = None
+    ) -> NDArray[Any]:
+        pixels = self._slide.level_array(level, channel)
         columns = slice(int(x[0]), int(x[-1]) + 1)
-        part = np.asarray(pixels[int(y[0]) : int(y[-1]) + 1, columns])[y - y[0]]
-        return part[:, x - x[0], :3], sure_y[:, None] & sure_x
+        part = np.asarray(pixels[int(y[0]) : int(y[-1]) + 1, columns])
+        return np.asarray(part[y - y[0]][:, x - x[0]])
 
     def agrees(self, shown: Pixels, expected: tuple[Pixels, NDArray[np.bool_]]) -> bool:
         """Return whether the shown pixels equal the expected ones wherever these are certain."""

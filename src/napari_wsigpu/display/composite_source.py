@@ -76,6 +76,11 @@ class ReadChannels(Protocol):
     ) -> tuple[dict[Tile, list[Array]], set[Tile]]:
         """Return whole tiles of a level, one array per channel, and the set of damaged tiles."""
 
+    def cached_tiles(
+        self, number: int, tiles: Collection[Tile], channels: Channels
+    ) -> dict[Tile, list[Array]]:
+        """Return those whole tiles of which all channels are cached, one array per channel."""
+
 
 @dataclass(eq=False, repr=False)
 class CompositeSource(HostedSource):
@@ -124,6 +129,22 @@ class CompositeSource(HostedSource):
         channels = self._channels.region(number, pixel, settings.visible)
         names = (settings.channels[index].name for index in settings.visible)
         return [(name, pixels.item()) for name, pixels in zip(names, channels, strict=True)]
+
+    def compose_cached(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
+        """Compose those tiles of one level of which all visible channels are cached."""
+        settings, color = self.view.state
+        tiles = {(key.row, key.column): key for key in keys if key.color == color}
+        if not tiles:
+            return {}
+        composed = {}
+        found = self._channels.cached_tiles(keys[0].image, tiles, settings.visible)
+        for tile, channels in found.items():
+            key = tiles[tile]
+            height, width = shape = self._host.tile_shape(key)
+            pixels = compose([each[:height, :width] for each in channels], settings, shape)
+            self._cache.put(key, pixels)
+            composed[key] = pixels
+        return composed
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
         """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.

@@ -211,6 +211,14 @@ class RegionReader:
         self._tiles.put_all(keep, pixels.nbytes)
         return found
 
+    def cached_tiles(
+        self, number: int, tiles: Collection[tuple[int, int]]
+    ) -> dict[tuple[int, int], Array]:
+        """Return those tiles of an image that are cached on the host, with colors as stored."""
+        places = np.array([*tiles], np.int64).reshape(-1, 2)
+        found = zip(tiles, self._tiles.get_all(self._slide, number, places), strict=True)
+        return {tile: pixels for tile, pixels in found if pixels is not None}
+
     def check_tiles(self, number: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
         """Decode all stored tiles of an image completely, and drop their pixels.
 

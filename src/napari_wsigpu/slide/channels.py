@@ -167,15 +167,29 @@ class ChannelReader:
         """
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
         damaged: set[Tile] = set()
-        sources = (
-            {self._images[number, c].number: [0] for c in channels}
-            if self._images
-            else {number: channels}
-        )
-        for image, shown in sources.items():
+        for image, shown in self._sources(number, channels):
             pixels = self._guarded(partial(self._reader.read_tiles, image, tiles))
             for tile in tiles:
                 found[tile] += (pixels[tile][..., channel] for channel in shown)
                 if self._log.has_failed(TileKey(self._slide, image, *tile)):
                     damaged.add(tile)
         return found, damaged
+
+    def cached_tiles(
+        self, number: int, tiles: Collection[Tile], channels: Sequence[int]
+    ) -> dict[Tile, list[Array]]:
+        """Return those whole tiles of which all channels are cached, one array per channel."""
+        found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
+        for image, shown in self._sources(number, channels):
+            pixels = self._reader.cached_tiles(image, list(found))
+            found = {
+                tile: [*found[tile], *(pixels[tile][..., channel] for channel in shown)]
+                for tile in pixels
+            }
+        return found
+
+    def _sources(self, number: int, channels: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+        """Return the numbers of the images that hold channels of a level, and which they hold."""
+        if not self._images:
+            return [(number, channels)]
+        return [(self._images[number, channel].number, (0,)) for channel in channels]

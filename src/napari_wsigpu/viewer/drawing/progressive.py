@@ -20,7 +20,7 @@ import numpy as np
 from qtpy.QtCore import QObject, Signal
 
 from napari_wsigpu.display import resample
-from napari_wsigpu.display.composite_source import source_of
+from napari_wsigpu.display.composite_source import CompositeSource, source_of
 from napari_wsigpu.display.device_picture import AvailableDeviceTiles, DevicePicture, draws
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.device_source import DeviceSource
@@ -530,6 +530,9 @@ class ProgressiveDisplay:
         """Request a view's missing tiles; return the time until which to wait for them."""
         if self.error is not None:
             return 0.0
+        if isinstance(self.source, CompositeSource):
+            # A change of contrast or color shows in the next frame.
+            picture.add(self.source.compose_cached(own_tiles(picture)))
         fetcher = self._runtime.fetcher
         until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))
         keys = own_tiles(picture)
