@@ -7,6 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import wait
+from napari_wsigpu.viewer.drawing.progressive import display_of
 from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from tests.viewer.shared import wait_for_layout
 
@@ -47,8 +48,9 @@ def test_changed_composite_is_drawn_without_decoding(viewer, layer, zoom):
     decoded = slide.stats()["decoded"]
     style = replace(settings.channels[0], color="#ffffff", window=(500, 1500), gamma=0.5)
     show_composite(layer, replace(settings.styled(0, style), inverted=True))
-    wait(layer)
+    assert display_of(layer).exact  # already in the first slice
     assert slide.stats()["decoded"] == decoded
+    assert_shown(layer, slide)
     show_composite(layer, shown_composite(layer).showing([0, 2, 4]))
     assert assert_shown(layer, slide).visible == (0, 2, 4)
 
