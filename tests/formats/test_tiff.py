@@ -382,6 +382,19 @@ class TestRefused:
         error = TileError("a.tif", [("level 0, row 1, column 1", "x"), ("y", "z")])
         assert "(and 1 more tile): x." in str(error)
 
+    @pytest.mark.parametrize("rows", [16, 4000])
+    @pytest.mark.parametrize("claims", ["whole strips", "overflow"])
+    def test_sizes_of_uncompressed_strips_may_be_too_large(self, tmp_path, rows, claims):
+        pixels = slides.picture(101, 70)
+        strips = tiffbytes.page(pixels, bytes, tile=None, rows_per_strip=rows)
+        size = rows * 70 * 3 if claims == "whole strips" else (1 << 32) - 1
+        strips.tags[279] = LONG, [size] * len(strips.segments)
+        path = write(tmp_path, strips)
+        with open_slide(path) as slide:
+            assert slide.layout.problems == ()
+            np.testing.assert_array_equal(slide.levels[0][...], tifffile.imread(path))
+            np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
     def test_all_tiles_beyond_the_end(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))
         with pytest.raises(CorruptSlideError, match="truncated"):

@@ -685,9 +685,15 @@ def _build_level(
     # Offset 0, where every TIFF has its header, marks a missing tile.
     lengths[starts == 0] = 0
     grid = TileGrid(tile_height, tile_width, starts, lengths)
-    if page.compression == COMPRESSION.NONE and not tiled:
-        bits = width * samples * int(page.bitspersample)
-        grid = _split_raw_strips(grid, height, -(-bits // 8))
+    if page.compression == COMPRESSION.NONE:
+        row_bytes = -(-tile_width * samples * int(page.bitspersample) // 8)
+        # Some writers state the size of a whole strip for the last one, or a size that overflowed.
+        tops = np.arange(needed_rows, dtype=np.int64) * tile_height
+        stored_rows = tile_height if tiled else np.minimum(tile_height, page_height - tops)
+        sizes = np.broadcast_to(stored_rows * row_bytes, needed_rows)[:, np.newaxis]
+        grid = replace(grid, byte_counts=np.minimum(lengths, sizes))
+        if not tiled:
+            grid = _split_raw_strips(grid, height, row_bytes)
     # JPEGTables (TIFF Technical Note 2); some files have a malformed tag.
     stated = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
     tables = (strip_metadata(each) if isinstance(each, bytes) else None for each in stated)
