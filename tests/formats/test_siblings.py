@@ -48,6 +48,17 @@ def test_each_channel_comes_from_its_own_file(paths):
             assert slide.layout.problems == ()
 
 
+def test_linked_file_is_read_with_the_files_next_to_its_target(paths, tmp_path):
+    link = tmp_path / "links" / paths[1].name
+    link.parent.mkdir()
+    link.symlink_to(paths[1])
+    with open_slide(link) as slide, tifffile.TiffFile(link) as file:
+        assert slide.path == str(link)
+        assert slide.layout.problems == ()
+        np.testing.assert_array_equal(np.moveaxis(slide.levels[0][...], 2, 0), file.asarray())
+        np.testing.assert_array_equal(file.asarray(), CHANNELS)
+
+
 def test_changed_or_missing_sibling_is_noticed(paths):
     with open_slide(paths[0]) as slide:
         paths[1].write_bytes(paths[1].read_bytes() + b"more")

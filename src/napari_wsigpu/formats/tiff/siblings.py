@@ -54,7 +54,8 @@ class PageFiles:
 
     def __init__(self, file: TiffFile, source: SlideFile, series: TiffPageSeries) -> None:
         self._own = file
-        self._folder = Path(source.path).parent
+        # tifffile resolves links, and looks for the other files where the opened one really is.
+        self._folder = Path(file.filehandle.path).parent
         self._files = [source]
         if series.is_multifile:  # so that every plane of the slide gets the same list of files
             for other in dict.fromkeys(page.parent for page in series if page is not None):
