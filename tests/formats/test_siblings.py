@@ -422,6 +422,31 @@ def test_each_file_of_several_ome_images_shows_its_own(tmp_path):
             assert slide.mpp == (number + 1, number + 1)
 
 
+@pytest.mark.parametrize("uuid", ["", 'UUID="urn:uuid:1"'])
+def test_renamed_ome_file_describes_itself(tmp_path, uuid):
+    planes = "".join(
+        f'<TiffData FirstC="{c}" IFD="{2 - c}" PlaneCount="1">'
+        '<UUID FileName="old.ome.tif">urn:uuid:1</UUID></TiffData>'
+        for c in range(3)
+    )
+    xml = (
+        f'<OME xmlns="{stacks.OME}" {uuid}><Image ID="Image:0"><Pixels ID="Pixels:0" '
+        'DimensionOrder="XYZCT" Type="uint16" SizeX="90" SizeY="70" SizeZ="1" SizeC="3" SizeT="1">'
+        f'<Channel Name="a"/><Channel Name="b"/><Channel Name="c"/>{planes}</Pixels></Image></OME>'
+    )
+    path = tmp_path / "old.ome.tif"
+    tifffile.imwrite(path, CHANNELS[::-1], description=xml, metadata=None, photometric="minisblack")
+    expected = tifffile.imread(path)
+    np.testing.assert_array_equal(expected, CHANNELS)
+    renamed = path.rename(tmp_path / "new.ome.tif")
+    with open_slide(renamed) as slide:
+        assert ["as that file, renamed" in text for text in slide.layout.problems] == (
+            [] if uuid else [True]
+        )
+        assert [channel.name for channel in slide.channels] == ["a", "b", "c"]
+        np.testing.assert_array_equal(np.moveaxis(slide.levels[0][...], 2, 0), expected)
+
+
 def away(paths):
     paths[1].unlink()
 

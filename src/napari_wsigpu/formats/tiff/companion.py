@@ -57,6 +57,33 @@ def of_file(file: TiffFile, root: Element | None) -> str | None:
         return None
 
 
+def of_renamed(file: TiffFile, root: Element | None) -> str | None:
+    """Return the OME-XML of a file that was renamed, with the UUID that the file had.
+
+    Bio-Formats, too, takes planes for those of the file itself if the file states no UUID and the
+    file that the XML names is missing.
+
+    Returns
+    -------
+    str or None
+        As returned by `xml_for_file`; None if the own XML has a UUID, describes several images or
+        names another number of files than one, or if that file exists.
+    """
+    if root is None or root.get("UUID") is not None or not file.filehandle.is_file:
+        return None
+    named = {(uuid.text, uuid.get("FileName")) for uuid in _uuids(root)}
+    if len(named) != 1 or len(list(markup.children(root, "Image"))) != 1:
+        return None
+    [(uuid, name)] = named
+    former = _same_folder(Path(file.filehandle.path), name)
+    if former is None or former.exists():
+        return None
+    try:
+        return xml_for_file(file.ome_metadata or "", file.filename, uuid)
+    except ValueError:
+        return None
+
+
 def xml_for_file(xml: str, name: str, uuid: str | None = None) -> str | None:
     """Return OME-XML as if it were stored in one of the files that it names.
 

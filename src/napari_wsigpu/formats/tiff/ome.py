@@ -36,6 +36,10 @@ CONTRADICTION = "The OME-XML contradicts itself and is ignored."
 PAGES_AS_CHANNELS = (
     "The pages of this file are shown as channels, in file order; they may be planes."
 )
+RENAMED = (
+    "The OME-XML places all planes in a file that is missing from this folder; this file is read "
+    "as that file, renamed."
+)
 LONGEST_KEPT = 1 << 18
 MOST_NAMED = 5
 # Files of one image, each of which holds a plane, a channel or a time point.
@@ -68,12 +72,14 @@ def parse(
     """Describe a plane of the largest image of an OME-TIFF; see `tiff.parse`."""
     xml = file.ome_metadata or ""
     root = markup.parse(xml)
-    external = companion.of_file(file, root)
+    renamed = companion.of_renamed(file, root)
+    external = renamed or companion.of_file(file, root)
     if external is not None:
         path = file.filehandle.path
         with TiffFile(path, omexml=external) as reopened:
             claims.check(reopened, source.path)
-            return parse(reopened, source, at)
+            layout = parse(reopened, source, at)
+        return replace(layout, problems=(RENAMED, *layout.problems)) if renamed else layout
     distrust = _distrust(root, file)
     if distrust is not None:
         # Keep tifffile from looking for planes where this XML says they are.
