@@ -86,6 +86,19 @@ def test_a_dicom_file_that_holds_one_plane_shows_that(tmp_path):
             np.testing.assert_array_equal(slide.levels[0][...], planes[index])
 
 
+@pytest.mark.parametrize("stated", [2, 4])
+def test_dicom_files_of_a_plane_may_state_the_planes_of_all(tmp_path, stated):
+    """Oracle: the planes that were written; wsidicom refuses such files."""
+    planes = focal_planes()
+    files(tmp_path, "a", planes, TotalPixelMatrixFocalPlanes=stated)
+    with open_slide(tmp_path) as slide:
+        assert (slide.planes.sizes, slide.planes.z_spacing) == ({"z": 4}, 1.5)
+        assert slide.layout.problems == ()
+        assert slide.metadata["dicom"]["TotalPixelMatrixFocalPlanes"] == stated
+        for z, plane in enumerate(planes):
+            np.testing.assert_array_equal(slide.plane(z).levels[0][...], plane)
+
+
 def test_dicom_levels_without_all_planes_are_left_out(tmp_path):
     full(tmp_path, "a", focal_planes())
     small = slides.average(focal_planes()[2], 2)

@@ -481,6 +481,7 @@ def described(path: Named, file: SlideFile, contents: Contents) -> Instance:
     header, dataset, syntax, icc, locate, frame_groups = contents
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
+    _count_own_planes(header)
     width, height = int(dataset.image_size.width), int(dataset.image_size.height)
     tile_width, tile_height = int(dataset.tile_size.width), int(dataset.tile_size.height)
     encoding = _encoding(path, dataset, syntax, header)
@@ -537,6 +538,25 @@ def described(path: Named, file: SlideFile, contents: Contents) -> Instance:
         metadata=metadata,
         problems=tuple(problems),
     )
+
+
+def _count_own_planes(header: Dataset) -> None:
+    """Replace the number of focal planes by that of this file if others hold the rest.
+
+    Some writers save each plane as a file that states the number of planes in all files. wsidicom
+    would compare that number with the frames of the file.
+    """
+    stated, frames = header.get("TotalPixelMatrixFocalPlanes"), header.get("NumberOfFrames")
+    sides = [
+        (header.get("TotalPixelMatrixRows"), header.get("Rows")),
+        (header.get("TotalPixelMatrixColumns"), header.get("Columns")),
+    ]
+    if not stated or not frames or "ConcatenationUID" in header or not all(map(all, sides)):
+        return
+    tiles = math.prod(math.ceil(size / tile) for size, tile in sides)
+    held, rest = divmod(int(frames), tiles * int(header.get("NumberOfOpticalPaths") or 1))
+    if header.get("DimensionOrganizationType") == "TILED_FULL" and not rest and 0 < held < stated:
+        header.TotalPixelMatrixFocalPlanes = held
 
 
 def check_attributes(path: Named, header: Dataset) -> None:
