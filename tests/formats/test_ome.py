@@ -108,6 +108,29 @@ def test_colors(color, expected):
     assert found.channels[1].name == "channel 1"
 
 
+def test_channels_in_color(tmp_path):
+    """Each of two channels has three samples, as tifffile reads them."""
+    pixels = np.stack([slides.picture(60, 70), slides.picture(60, 70)[::-1]])
+    path = tmp_path / "a.ome.tif"
+    metadata = {"axes": "CYXS", "Channel": {"Name": ["H&E", "Azan"]}}
+    tifffile.imwrite(path, pixels, ome=True, photometric="rgb", metadata=metadata)
+    with tifffile.TiffFile(path) as file:
+        [series] = file.series
+        assert series.axes == "CYXS"
+        expected = np.concatenate(list(series.asarray()), axis=-1)
+    with open_slide(path) as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+        assert [(channel.name, channel.color) for channel in slide.channels] == [
+            ("H&E red", "#ff0000"),
+            ("H&E green", "#00ff00"),
+            ("H&E blue", "#0000ff"),
+            ("Azan red", "#ff0000"),
+            ("Azan green", "#00ff00"),
+            ("Azan blue", "#0000ff"),
+        ]
+        assert [channel.visible for channel in slide.channels] == [True] * 3 + [False] * 3
+
+
 @pytest.mark.parametrize("xml", ["<OME/>", "<OME><Image/></OME>"])
 def test_no_image(xml):
     assert ome.describe(markup.parse(xml)) is None

@@ -18,7 +18,7 @@ from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, Sli
 from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     from tifffile import TiffPageSeries
@@ -30,6 +30,7 @@ MICROMETERS = {
     "um": 1.0, "nm": 1e-3, "pm": 1e-6, "fm": 1e-9, "Å": 1e-4, "km": 1e9, "thou": 25.4,
     "in": 25400.0, "ft": 304800.0, "yd": 914400.0, "pt": 25400.0 / 72,
 }  # fmt: skip
+SAMPLES = (("red", "#ff0000"), ("green", "#00ff00"), ("blue", "#0000ff"))
 NOT_LENGTHS = {"pixel", "reference frame"}
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself and is ignored."
@@ -107,6 +108,7 @@ def parse(
     if main.kind == "ome" and len(channels) > count:  # the pages of some channels are missing
         held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
         channels = tuple(channels[index] for index in held if index < len(channels))
+    channels = _of_samples(channels, description.metadata["Channels"], count)
     named = known and len(channels) == count
     associated, problems = layout.associated, list[str]()
     if main.kind == "ome":
@@ -171,6 +173,20 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         problems=tuple(problems),
         z_spacing=_micrometers(pixels, "Z"),
         time_step=_time_step(pixels),
+    )
+
+
+def _of_samples(
+    channels: tuple[Channel, ...], stated: Sequence[Mapping[str, str]], count: int
+) -> tuple[Channel, ...]:
+    """Return one channel per sample if each of several channels is stored in color."""
+    if count != 3 * len(channels) or any(each.get("SamplesPerPixel") != "3" for each in stated):
+        return channels
+    # On a bright background, the sum of several pictures would be white.
+    return tuple(
+        Channel(f"{channel.name} {name}", color, visible=number == 0)
+        for number, channel in enumerate(channels)
+        for name, color in SAMPLES
     )
 
 
