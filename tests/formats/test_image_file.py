@@ -243,3 +243,43 @@ def test_libraries_that_read_no_pictures_refuse_them(tmp_path):
         assert isinstance(slide, compat.ImageSlide)
     with pytest.raises(TiffFileError):
         TiffSlide(path)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize("size", [0, 150_000])
+def test_icc_profile_is_pillows(tmp_path, kind, size):
+    """A long profile takes several segments of a JPEG."""
+    profile = bytes(imagecodecs.cms_profile("srgb")) + bytes(size)
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(saved(RGB, kind, icc_profile=profile))
+    with Image.open(path) as image, open_slide(path, "cpu") as slide:
+        assert slide.icc_profile == image.info["icc_profile"] == profile
+        assert slide.metadata["icc_profile"]
+    path.write_bytes(saved(RGB, kind))
+    with open_slide(path, "cpu") as slide:
+        assert slide.icc_profile is None
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 9])
+def test_orientation_is_reported(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x10F], exif[0x112] = "Maker", orientation
+    path = tmp_path / "a.jpg"
+    path.write_bytes(saved(RGB, "jpeg", exif=exif))
+    with Image.open(path) as image, open_slide(path, "cpu") as slide:
+        assert image.getexif()[0x112] == orientation
+        rotated = orientation in (3, 6)
+        assert [f"(orientation {orientation})" in text for text in slide.layout.problems] == (
+            [True] * rotated
+        )
+        np.testing.assert_array_equal(slide.levels[0][...], np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff"]
+)
+def test_damaged_exif_data_are_ignored(tmp_path, data):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(saved(RGB, "jpeg", exif=b"Exif\0\0" + data))
+    with open_slide(path, "cpu") as slide:
+        assert slide.layout.problems == ()

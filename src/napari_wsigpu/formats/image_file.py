@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,9 +37,10 @@ from napari_wsigpu.formats.tiff import hamamatsu, tiff
 from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.model.layout import LevelLayout, SlideFile, SlideLayout, TileGrid
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.model.tags import COMPRESSION, PHOTOMETRIC
+from napari_wsigpu.model.tags import COMPRESSION, PHOTOMETRIC, Tag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from napari_wsigpu.model.arrays import Integers
@@ -52,6 +54,12 @@ ONE_BLOCK = 0x11  # sampling factors of 1 and 1
 PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 1, 6: 4}
 GRAY_WITH_ALPHA = 4
 # sYCC in the color specification box (ISO/IEC 15444-1, I.5.3.3), and the box of a palette.
+# Application segments of a JPEG (Exif 2.3, 4.5; ICC.1:2022, annex B.4), and the orientation's tag.
+EXIF, EXIF_HEAD = 0xE1, b"Exif\0\0"
+PROFILE, PROFILE_HEAD = 0xE2, b"ICC_PROFILE\0"
+SHORT = 3  # a 16-bit number in a TIFF directory
+BYTE_ORDERS = {b"II": "<", b"MM": ">"}
+LARGEST_PROFILE = 16 << 20
 SYCC, PALETTE = b"colr\1\0\0\0\0\0\x12", b"pclr"
 
 
@@ -77,6 +85,7 @@ def parse(path: Path) -> SlideLayout:
     try:
         if head.startswith(JPEG):
             levels = _jpeg(path, head, file.size)
+            problems += _orientation_problems(head)
         elif head.startswith(PNG):
             levels = (_png(head, file.size, problems),)
         else:
@@ -102,6 +111,7 @@ def parse(path: Path) -> SlideLayout:
         rgb=rgb,
         channels=() if rgb else tiff.channel_names(level.channels),
         background=tiff.background(level),
+        icc=_profile(head),
         problems=tuple(problems),
     )
 
@@ -118,6 +128,44 @@ def _jpeg(path: Path, head: bytes, size: int) -> tuple[LevelLayout, ...]:
             raise ValueError(f"{error}, and no restart markers divide each row evenly") from None
     tiff.check_tile_size(found, str(path))
     return hamamatsu.with_scaled([found])
+
+
+def _orientation_problems(head: bytes) -> Iterator[str]:
+    """Yield a problem if a JPEG's Exif data say that it should be shown rotated or mirrored."""
+    blocks = (head[start + 4 : end] for marker, start, end in segments(head) if marker == EXIF)
+    exif = next((block[6:] for block in blocks if block.startswith(EXIF_HEAD)), b"")
+    order = BYTE_ORDERS.get(exif[:2])
+    if order is None or len(exif) < 8:
+        return
+    (start,) = struct.unpack_from(f"{order}I", exif, 4)
+    (count,) = struct.unpack(f"{order}H", exif[start : start + 2].ljust(2, b"\0"))
+    entries = exif[start + 2 :][: 12 * count]
+    whole = entries[: len(entries) // 12 * 12]
+    for code, kind, _, value in struct.iter_unpack(f"{order}HHIH2x", whole):
+        if (code, kind) == (Tag.ORIENTATION, SHORT):
+            if value in range(2, 9):
+                yield tiff.NOT_ORIENTED.format(value)
+            return
+
+
+def _profile(head: bytes) -> bytes | None:
+    """Return a picture's ICC profile, joined or inflated; None if it has none or it is damaged."""
+    if head.startswith(JPEG):
+        parts = sorted(
+            head[start + 4 + len(PROFILE_HEAD) : end]  # its number, the number of parts, and data
+            for marker, start, end in segments(head)
+            if marker == PROFILE and head.startswith(PROFILE_HEAD, start + 4)
+        )
+        return b"".join(part[2:] for part in parts) or None
+    if head.startswith(PNG):
+        place = head.find(b"iCCP", len(PNG), head.find(b"IDAT"))
+        size = int.from_bytes(head[place - 4 : place], "big") if place > 0 else 0
+        _, _, deflated = head[place + 4 : place + 4 + size].partition(b"\0")
+        try:
+            return zlib.decompressobj().decompress(deflated[1:], LARGEST_PROFILE) or None
+        except zlib.error:
+            return None
+    return None
 
 
 def _of_intervals(path: Path, head: bytes) -> LevelLayout | None:
