@@ -887,6 +887,15 @@ class TestLabels:
         [label] = describe(tmp_path / "a.zarr").labels
         assert label.layout.labels == ()
 
+    @pytest.mark.parametrize("stated", [{}, {"labels": "cells"}])
+    def test_labels_that_are_not_listed_are_reported(self, tmp_path, stated):
+        self.write(tmp_path)
+        write_group(tmp_path / "a.zarr/labels", stated)
+        layout = describe(tmp_path / "a.zarr")
+        assert layout.labels == ()
+        [problem] = layout.problems
+        assert problem.startswith("The group of label images does not list them")
+
     def test_damaged_metadata_of_labels(self, tmp_path):
         self.write(tmp_path)
         (tmp_path / "a.zarr/labels/zarr.json").write_text("{")

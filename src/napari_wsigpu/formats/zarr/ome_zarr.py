@@ -289,7 +289,10 @@ def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLay
         problems.append(f"The label images are left out. {error}")
         return ()
     stated = group.ome.get("labels") if group is not None else None
-    if group is None or not isinstance(stated, list):
+    if group is None:
+        return ()
+    if not isinstance(stated, list):
+        problems.append("The group of label images does not list them, so none is shown.")
         return ()
     if len(stated) > MOST_IMAGES:
         problems.append(f"{len(stated) - MOST_IMAGES} more label image(s) are not shown.")
