@@ -60,8 +60,7 @@ def of_file(file: TiffFile, root: Element | None) -> str | None:
 def of_renamed(file: TiffFile, root: Element | None) -> str | None:
     """Return the OME-XML of a file that was renamed, with the UUID that the file had.
 
-    Bio-Formats, too, takes planes for those of the file itself if the file states no UUID and the
-    file that the XML names is missing.
+    Bio-Formats, too, takes a missing file for this one if the XML names no other file.
 
     Returns
     -------
