@@ -239,6 +239,11 @@ def test_which_slide_is_meant(model, tmp_path):
         assert slide_layer_for(model, of_any) is other  # the active one
         assert slide_layer_for(model, shapes.as_layer_data_tuple()[1]) is layer
         model.layers.selection.active = shapes
+        assert slide_layer_for(model, of_any) is layer
+        model.layers.selection.active = None
+        other.visible = False
+        assert slide_layer_for(model, of_any) is layer
+        other.visible = True
         with pytest.raises(AnnotationError, match="any of several open slides"):
             slide_layer_for(model, of_any)
     assert slide_layer_for(ViewerModel(), of_any) is None

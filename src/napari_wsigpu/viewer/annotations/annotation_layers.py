@@ -289,7 +289,8 @@ def _is_free(layer: Layer) -> bool:
 def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | None:
     """Return a layer of the slide that annotations belong to; None if no slide is open.
 
-    This is the slide in the annotations' metadata, else the active slide, else the only one.
+    This is the slide in the annotations' metadata, else the slide of the active layer, also of
+    annotations and heat maps, else the only visible slide, else the only one.
 
     Raises
     ------
@@ -306,12 +307,16 @@ def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | No
     active = viewer.layers.selection.active
     if active in shown:
         return active
-    if len(by_path) > 1:
+    if active is not None and active.metadata.get(SLIDE) in by_path:
+        return by_path[active.metadata[SLIDE]]
+    visible = {_path(layer) for layer in shown if layer.visible}
+    found = [by_path[path] for path in visible or by_path]
+    if len(found) > 1:
         raise AnnotationError(
-            f"The layer '{attributes.get('name')}' could belong to any of several open slides; "
-            "select its slide's layer, and open the file again or export with the Annotate dock."
+            f"'{attributes.get('name')}' could belong to any of several open slides; show only its "
+            "slide, and try again."
         )
-    return shown[0] if shown else None
+    return found[0] if found else None
 
 
 def _path(layer: Layer) -> str:
