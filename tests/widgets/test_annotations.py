@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from napari.layers import Labels, Points, Shapes
 from napari.utils.notifications import notification_manager
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QPoint, QPointF, Qt
+from qtpy.QtGui import QWheelEvent
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QLineEdit
 
@@ -243,17 +244,54 @@ def test_classes_are_given_to_shapes_and_to_the_next(viewer, dock, shapes, layer
     np.testing.assert_allclose(shapes.edge_color[3][:3], np.array([160, 90, 160]) / 255, atol=1e-3)
 
 
-def test_names_are_written_into_the_table(dock, shapes, qtbot):
+def test_names_are_written_into_the_table(dock, shapes, qtbot, caplog):
+    table = dock.table.native
+    table.window().activateWindow()
+    assert QTest.qWaitForWindowActive(table.window())
     click_row(dock, 1)
     click_row(dock, 1, NAME)
-    table = dock.table.native
     middle = table.visualRect(table.model().index(1, NAME)).center()
     QTest.mouseDClick(table.viewport(), Qt.LeftButton, Qt.NoModifier, middle)
     editor = table.viewport().findChild(QLineEdit)
+    QTest.qWait(50)
     QTest.keyClicks(editor, "nest")
     QTest.keyClick(editor, Qt.Key_Return)
     qtbot.waitUntil(lambda: list(shapes.features["name"]) == ["gland", "nest", ""])
     assert cells(dock, 1)[NAME] == "nest"
+    assert not caplog.records  # Qt warns if the row is replaced while it is edited
+
+
+def test_a_click_on_a_row_does_not_scroll_sideways(dock, shapes):
+    table = dock.table.native
+    table.setFixedWidth(150)
+    click_row(dock, 0, NAME)
+    place = table.horizontalScrollBar().value()
+    assert place > 0
+    click_row(dock, 2, NAME)
+    assert dock.table.selection == [2]
+    assert table.horizontalScrollBar().value() == place
+
+
+def test_scrolling_the_dock_keeps_the_level(dock, layer):
+    box = dock.level.native
+    box.setCurrentIndex(1)
+    spot = box.rect().center()
+    wheel = QWheelEvent(
+        QPointF(spot),
+        QPointF(box.mapToGlobal(spot)),
+        QPoint(),
+        QPoint(0, -120),
+        Qt.NoButton,
+        Qt.NoModifier,
+        Qt.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(box, wheel)
+    assert box.currentIndex() == 1
+
+
+def test_messages_stay_visible_while_the_dock_scrolls(dock, layer):
+    assert not dock.details.native.isAncestorOf(dock.status.native)
 
 
 def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, layer):

@@ -34,7 +34,7 @@ from napari_wsigpu.viewer.annotations.annotator import annotator_of, has_annotat
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.view.navigation import center_on_box
-from napari_wsigpu.viewer.window.main_window import single_shot
+from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
@@ -175,11 +175,10 @@ class Annotations(SlideDock):
             Heading("Labels"),
             self.level,
             row(self.add_labels, self.save_labels, narrow=True),
-            self.status,
         )
         page.stretch(self.table)
         page.stretch()
-        self.add_details(page)
+        self.add_details(page, self.status)
 
         self.own_class.native.returnPressed.connect(self._set_own_class)
         self.jobs.slow.connect(self._on_slow)
@@ -380,7 +379,7 @@ class Annotations(SlideDock):
             layer.feature_defaults = defaults
         else:
             set_texts(layer, EDITABLE[column], [index], text)
-        self._refresh()
+        soon(self.native, self._refresh)  # Qt still uses the row
 
     def _undo(self, *, again: bool = False) -> None:
         if self.slide is not None:

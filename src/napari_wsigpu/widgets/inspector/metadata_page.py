@@ -19,7 +19,15 @@ from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.notifications import show_info
 from napari_wsigpu.widgets.kit.metadata_model import Field, MetadataModel, fields_of
-from napari_wsigpu.widgets.kit.parts import PAGE_MARGIN, Hosted, Panel, Text, button, row
+from napari_wsigpu.widgets.kit.parts import (
+    PAGE_MARGIN,
+    Hosted,
+    LeavesSlideKeys,
+    Panel,
+    Text,
+    button,
+    row,
+)
 from napari_wsigpu.widgets.kit.saving import ask_where_to_save, say_saved
 
 if TYPE_CHECKING:
@@ -63,7 +71,7 @@ class SearchLine(QLineEdit):  # type: ignore[misc]
             super().keyPressEvent(event)
 
 
-class MetadataTree(QTreeView):  # type: ignore[misc]
+class MetadataTree(LeavesSlideKeys, QTreeView):  # type: ignore[misc]
     """A tree that supports the standard keys for copying."""
 
     copied = Signal()

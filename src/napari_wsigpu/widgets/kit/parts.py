@@ -25,7 +25,7 @@ from superqt import QElidingLabel, QFlowLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from qtpy.QtGui import QHideEvent, QResizeEvent, QShowEvent
+    from qtpy.QtGui import QHideEvent, QKeyEvent, QResizeEvent, QShowEvent
 
 W = TypeVar("W", bound=QWidget)
 
@@ -219,6 +219,17 @@ def button(text: str, tip: str, react: Callable[[], object], name: str = "") -> 
     return widget
 
 
+class _NoWheel(QObject):  # type: ignore[misc]
+    """Event filter that leaves the wheel to the column, whose scrolling would change choices."""
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Pass the wheel on to the parent widget."""
+        if event.type() == QEvent.Wheel:
+            event.ignore()
+            return True
+        return False
+
+
 def choice(label: str, tip: str, choices: Sequence[tuple[str, object]] = ()) -> ComboBox:
     """Return a combo box that fits into a narrow dock."""
     combo = ComboBox(label=label, tooltip=tip, choices=choices)
@@ -226,6 +237,7 @@ def choice(label: str, tip: str, choices: Sequence[tuple[str, object]] = ()) -> 
     box.setAccessibleName(label)
     box.setSizeAdjustPolicy(QComboBox.AdjustToMinimumContentsLengthWithIcon)
     box.setMinimumContentsLength(LEAST)
+    box.installEventFilter(_NoWheel(box))
     return combo
 
 
@@ -308,7 +320,21 @@ class Form(Hosted[QWidget]):
                 self.show_row(widget, bool(text))
 
 
-class Column(QScrollArea):  # type: ignore[misc]
+class LeavesSlideKeys:
+    """Mixin that leaves Ctrl+Left and Ctrl+Right, which show another slide, to napari.
+
+    Scrolling widgets of Qt would treat them like arrow keys.
+    """
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
+        """Pass the keys on to the parent widget."""
+        if event.key() in (Qt.Key_Left, Qt.Key_Right) and event.modifiers() & Qt.ControlModifier:
+            event.ignore()
+        else:
+            super().keyPressEvent(event)  # type: ignore[misc]
+
+
+class Column(LeavesSlideKeys, QScrollArea):  # type: ignore[misc]
     """A column that scrolls vertically but never sideways.
 
     With `has_room`, it reserves space for the scroll bar.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from qtpy.QtCore import QAbstractTableModel, QItemSelection, QItemSelectionModel, QModelIndex, Qt
 from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
-from napari_wsigpu.widgets.kit.parts import Hosted
+from napari_wsigpu.widgets.kit.parts import Hosted, LeavesSlideKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,6 +78,10 @@ class _Model(QAbstractTableModel):  # type: ignore[misc]
         return True
 
 
+class _View(LeavesSlideKeys, QTableView):  # type: ignore[misc]
+    pass
+
+
 class Table(Hosted[QTableView]):
     """Rows that can be selected, clicked and edited.
 
@@ -102,7 +106,7 @@ class Table(Hosted[QTableView]):
         clicked: Callable[[int], object],
         edited: Callable[[int, int, str], object],
     ) -> None:
-        super().__init__(QTableView(), name)
+        super().__init__(_View(), name)
         self.model = _Model(rows, edited)
         self._selected, self._syncing = selected, False
         table = self.native
@@ -152,8 +156,11 @@ class Table(Hosted[QTableView]):
         self._syncing = True
         self.native.selectionModel().select(selection, QItemSelectionModel.ClearAndSelect)
         self._syncing = False
-        if rows:
+        if rows:  # scroll vertically only
+            bar = self.native.horizontalScrollBar()
+            column = bar.value()
             self.native.scrollTo(self.model.index(rows[0], 0))
+            bar.setValue(column)
 
     def _report_selection(self, *_: object) -> None:
         if not self._syncing:

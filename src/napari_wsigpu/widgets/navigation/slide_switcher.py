@@ -19,7 +19,7 @@ from napari_wsigpu.viewer.view.arrangement import (
 )
 from napari_wsigpu.viewer.window.main_window import soon
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
-from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, button, flow
+from napari_wsigpu.widgets.kit.parts import Hosted, LeavesSlideKeys, Panel, Text, button, flow
 from napari_wsigpu.widgets.kit.picture import overview_image
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 THUMBNAIL = 48  # pixels
 NO_SLIDE = "Open slides to switch between them."
+
+
+class _List(LeavesSlideKeys, QListWidget):  # type: ignore[misc]
+    pass
 
 
 class SlideSwitcher(SlideDock):
@@ -50,7 +54,7 @@ class SlideSwitcher(SlideDock):
         super().__init__(napari_viewer, NO_SLIDE)
         self._listed: list[Slide] = []
         self._is_side_by_side = False
-        self.list = Hosted(QListWidget(), "Slides", "Click a slide to hide the others")
+        self.list = Hosted(_List(), "Slides", "Click a slide to hide the others")
         self.list.native.setTextElideMode(Qt.ElideMiddle)
         self.list.native.setIconSize(QSize(THUMBNAIL, THUMBNAIL))
         self.list.native.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
