@@ -152,7 +152,7 @@ def click(button):
     button.click()
 
 
-def drag(viewer, start, end):
+def drag(viewer, start, end, pause=20):
     """Press the mouse at a part of the canvas's width and height, move it, and release it."""
     canvas = viewer.window._qt_viewer.canvas.native
     size = np.array([canvas.width(), canvas.height()])
@@ -161,7 +161,7 @@ def drag(viewer, start, end):
     QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
     for share in (0.5, 1):
         QTest.mouseMove(canvas, first + (last - first) * share)
-        QTest.qWait(20)
+        QTest.qWait(pause)
     QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, last)
 
 

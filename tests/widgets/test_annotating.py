@@ -19,7 +19,7 @@ from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
 from napari_wsigpu.annotations import recovery
 from napari_wsigpu.viewer.annotations import annotator
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
-from napari_wsigpu.viewer.annotations.annotator import EDGE, outline_width
+from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
@@ -262,6 +262,44 @@ def test_changes_are_undone_and_made_again(viewer, dock, slides):
         press(dock.redo)
         assert len(shapes.data) == count
     np.testing.assert_allclose(shapes.data[0], before[1])
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_a_slow_drag_of_an_object_is_one_step(viewer, dock, slides, tool):
+    start = (0.5, 0.5)
+    layer = draw(viewer, dock, start, (0.6, 0.6) if tool == "Rectangle" else start, tool)
+    before = np.array(layer.data[0])
+    press(dock.tools["Select"])
+    drag(viewer, start if tool == "Point" else (0.55, 0.55), (0.7, 0.7), pause=3 * SETTLED_MS)
+    QTest.qWait(3 * SETTLED_MS)
+    after = np.array(layer.data[0])
+    assert not np.allclose(before, after)
+    press(dock.undo)
+    np.testing.assert_allclose(layer.data[0], before)
+    press(dock.redo)
+    np.testing.assert_allclose(layer.data[0], after)
+
+
+def test_a_click_selects_objects_of_any_layer(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    press(dock.tools["Select"])
+    for layer, place in ((shapes, (0.5, 0.5)), (points, (0.8, 0.8))):
+        drag_and_wait(viewer, place, place)
+        assert viewer.layers.selection.active is layer
+        assert set(layer.selected_data) == {0}
+        [row] = dock.table.selection
+        assert dock.rows.layers[dock.rows.position(row)[0]] is layer
+
+
+def test_keys_change_the_slide_from_every_list(viewer, dock, slides):
+    draw(viewer, dock)
+    _, switcher = viewer.window.add_plugin_dock_widget(PLUGIN, "Slides")
+    for widget in (dock.table, dock.details, switcher.list):
+        shown = dock.slide
+        QTest.keyClick(widget.native, Qt.Key_Left, Qt.ControlModifier)
+        QTest.qWait(100)
+        assert dock.slide is not shown
 
 
 def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):

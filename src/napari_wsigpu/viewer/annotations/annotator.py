@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import numpy as np
-from napari.layers import Labels, Shapes
+from napari.layers import Labels, Points, Shapes
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QMessageBox
@@ -104,6 +104,7 @@ class Annotator:
         # Number of changes to each slide's recovery file, so that an outdated one is not written.
         self._versions: Counter[str] = Counter()
         self._writing = threading.Lock()
+        self._is_dragging = False
         self._guard: _Guard | None = None
         self._drawings: WeakValueDictionary[int, OutlineDrawing] = WeakValueDictionary()
         # Last, when napari has already created the layer's visual.
@@ -111,7 +112,7 @@ class Annotator:
         viewer.layers.events.removing.connect(self._record)
         viewer.layers.events.removed.connect(self._on_removed)
         viewer.scene.camera.events.zoom.connect(self._on_zoom)
-        viewer.mouse_drag_callbacks.append(finish_drags)
+        viewer.mouse_drag_callbacks.extend((activate_clicked, finish_drags, self._on_drag))
         for layer in viewer.layers:
             if self._watch(layer):
                 self.history(layer.metadata[SLIDE]).watch(layer)
@@ -126,7 +127,9 @@ class Annotator:
             viewer.layers.events.removing.disconnect(self._record)
             viewer.layers.events.removed.disconnect(self._on_removed)
             viewer.scene.camera.events.zoom.disconnect(self._on_zoom)
+            viewer.mouse_drag_callbacks.remove(activate_clicked)
             viewer.mouse_drag_callbacks.remove(finish_drags)
+            viewer.mouse_drag_callbacks.remove(self._on_drag)
             _annotators.pop(viewer, None)
 
     def history(self, path: str) -> History:
@@ -261,6 +264,14 @@ class Annotator:
     def _on_zoom(self, event: Event) -> None:
         self._zoomed.start()
 
+    def _on_drag(self, viewer: Viewer, event: Event) -> Generator[None, None, None]:
+        """Delay undo steps until the button is released, so that a drag is one step."""
+        self._is_dragging = True
+        yield
+        while event.type == "mouse_move":
+            yield
+        self._is_dragging = False
+
     def _touch(self, event: Event) -> None:
         self._touch_layer(event.source)
 
@@ -273,8 +284,8 @@ class Annotator:
         viewer = self._viewer()
         if viewer is None:
             return
-        if any(map(is_being_drawn, self._touched.values())):
-            self._settled.start()  # wait until the shape is finished
+        if self._is_dragging or any(map(is_being_drawn, self._touched.values())):
+            self._settled.start()  # wait until the shape is finished or moved
             return
         touched, self._touched = list(filter(_is_of_slide, self._touched.values())), {}
         for layer in touched:
@@ -373,6 +384,38 @@ def _is_of_slide(layer: Layer) -> bool:
 def outline_width(viewer: Viewer, layer: Layer) -> float:
     """Return the width of a layer's outlines in the layer's coordinates."""
     return EDGE / screen_pixels(viewer, layer)
+
+
+def activate_clicked(viewer: Viewer, event: Event) -> None:
+    """Activate the annotation layer under the mouse if objects of another one are selected.
+
+    napari selects only objects of the active layer. While Shift is held, the layer stays active.
+    """
+    active = viewer.layers.selection.active
+    if active is None or active.mode != "select" or "Shift" in event.modifiers:
+        return
+    path = active.metadata.get(SLIDE)
+    others = [
+        layer
+        for layer in reversed(viewer.layers)
+        if isinstance(layer, Shapes | Points) and layer.visible and _is_of_slide(layer)
+    ]
+    for layer in [active, *others]:
+        if layer.metadata.get(SLIDE) == path and _is_at(layer, event):
+            layer.mode = "select"
+            viewer.layers.selection.active = layer
+            return
+
+
+def _is_at(layer: Shapes | Points, event: Event) -> bool:
+    """Whether an object of a layer is under the mouse."""
+    found = layer.get_value(
+        event.position,
+        view_direction=event.view_direction,
+        dims_displayed=event.dims_displayed,
+        world=True,
+    )
+    return (found[0] if isinstance(found, tuple) else found) is not None
 
 
 def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
