@@ -16,10 +16,12 @@ from PIL import Image
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QComboBox
 
-from napari_wsigpu import Annotation, open_slide, write_geojson
+from napari_wsigpu import Annotation, convert, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.view.arrangement import show_only
 from napari_wsigpu.widgets.export.export_dock import CANCELLED, Export
 from napari_wsigpu.widgets.export.export_plan import ENDINGS, Kind, Part
 from tests.widgets.conftest import assert_text_grows, click, workers
@@ -347,6 +349,20 @@ def test_what_is_annotated_and_what_is_exported_are_drawn_apart(viewer, dock, ad
         assert viewer.layers.selection.active.name == "Regions"
         assert dock.region.value.name == "Regions"
     assert len(viewer.layers) == 3
+
+
+def test_regions_are_shown_with_their_slide(viewer, dock, layer, slide_is_open, tmp_path):
+    click(dock.draw)
+    regions = viewer.layers.selection.active
+    path = tmp_path / "other.tif"
+    convert(sample_path(), path, region=(1500, 1500, 512, 512))
+    [other] = slide_is_open(path)
+    viewer.layers.selection.active = other
+    click(dock.draw)
+    assert viewer.layers.selection.active is not regions
+    assert dock.region.value == viewer.layers.selection.active
+    show_only(viewer, slide_of(other))
+    assert (regions.visible, viewer.layers[-1].visible) == (False, True)
 
 
 def test_annotations_of_a_file_are_not_drawn_in(viewer, dock, layer, tmp_path):

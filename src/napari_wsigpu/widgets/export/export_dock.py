@@ -17,7 +17,7 @@ from qtpy.compat import isalive
 from napari_wsigpu.model.errors import ConversionCancelledError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import level_names, title
-from napari_wsigpu.viewer.annotations.annotation_layers import FOR_EXPORT, flat_placement
+from napari_wsigpu.viewer.annotations.annotation_layers import FOR_EXPORT, SLIDE, flat_placement
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import open_viewers
 from napari_wsigpu.viewer.window.main_window import single_shot
@@ -260,11 +260,12 @@ class RegionExport(SlideDock):
             self.region.value = event.value
 
     def _draw(self) -> None:
-        """Let the user draw regions in a separate layer, which contains no annotations."""
+        """Let the user draw regions of the slide in a separate layer without annotations."""
         layer = self.layer_of_slide()
-        if layer is None:
+        if layer is None or self.slide is None:
             return
-        drawn = [each for each in self.viewer.layers if FOR_EXPORT in each.metadata]
+        metadata = {FOR_EXPORT: True, SLIDE: self.slide.path}
+        drawn = [each for each in self.viewer.layers if metadata.items() <= each.metadata.items()]
         chosen = self.region.value
         shapes = chosen if chosen in drawn else drawn[-1] if drawn else None
         if shapes is None:
@@ -274,7 +275,7 @@ class RegionExport(SlideDock):
                 **flat_placement(layer),
                 face_color="transparent",
                 edge_color="lime",
-                metadata={FOR_EXPORT: True},
+                metadata=metadata,
                 edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
             )
         self.draw_in(shapes, "add_rectangle")
