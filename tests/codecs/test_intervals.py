@@ -47,7 +47,7 @@ def test_zeros_behind_the_end():
 @pytest.mark.parametrize("cut", [1, 2, 7])
 def test_an_interval_without_its_end(cut):
     header, parts = intervals(slides.picture(16, 16), 2)
-    with pytest.raises(ValueError, match="end early"):
+    with pytest.raises(ValueError, match="is truncated"):
         join_intervals(header, [parts[0], parts[1][:-cut]])
 
 

@@ -243,7 +243,7 @@ def test_an_interval_that_does_not_end_at_a_marker(tmp_path):
     places = list(tags[65426][1])
     places[1] += 3
     ndpi.write(path, [(data, tags | {65426: (ndpi.LONG, tuple(places))})])
-    with open_slide(path, "cpu") as slide, pytest.raises(TileError, match="end early"):
+    with open_slide(path, "cpu") as slide, pytest.raises(TileError, match="is truncated"):
         slide.read_region((0, 0), (10, 10))
 
 

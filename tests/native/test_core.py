@@ -160,7 +160,7 @@ def test_tables_may_be_apart():
     shared, abbreviated = shared + b"\xff\xd9", abbreviated + data[offset:]
     request = Request([abbreviated], 40, 56)
     part = request.want(0, 3, 5, 20, 10)
-    assert request.read() == {0: "tables of its JPEG are missing"}
+    assert request.read() == {0: "its JPEG lacks a table"}
     request.share(shared)
     assert request.read() == {}
     np.testing.assert_array_equal(part, decode(abbreviated, shared=shared)[5:15, 3:23])
@@ -183,10 +183,10 @@ def test_failures_are_reported_by_index():
         6: tables.REFUSED,
     }
     assert failures.keys() == names.keys()
-    assert failures[1] == "its JPEG data end early"
+    assert failures[1] == "its JPEG data is truncated"
     assert failures[2] == "it is not a JPEG"
     # libjpeg only warns of missing data, and imagecodecs accepts them.
-    assert failures[3] == "its JPEG data run out within a row"
+    assert failures[3] == "its JPEG data ends within a row"
     assert failures[4] == "its JPEG has no scan"
     for index in (0, 7):
         np.testing.assert_array_equal(found[index], decode(good)[2:22, 1:31])

@@ -36,7 +36,7 @@ def test_broken_library_is_named(folders):
     path.write_bytes(b"no library")
     core, reason = native._load()
     assert core is None
-    assert reason.startswith(f"'{path}' can't be used (")
+    assert reason.startswith(f"'{path}' can't be loaded (")
 
 
 def test_broken_library_does_not_hide_a_good_one(folders, monkeypatch):
@@ -62,7 +62,7 @@ def test_broken_library_does_not_hide_a_good_one(folders, monkeypatch):
 )
 def test_missing_core_is_logged_once(monkeypatch, caplog, available, switch, count):
     monkeypatch.setattr(native, "available", available)
-    monkeypatch.setattr(native, "reason", "no compiler")
+    monkeypatch.setattr(native, "reason", "no compiler is installed")
     if switch is None:
         monkeypatch.delenv(native.SWITCH, raising=False)
     else:
@@ -73,4 +73,8 @@ def test_missing_core_is_logged_once(monkeypatch, caplog, available, switch, cou
         native.warn_if_missing()
     native.warn_if_missing.cache_clear()
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["Tiles are decoded in Python, more slowly: no compiler"] * count
+    assert (
+        said
+        == ["Tiles are decoded in Python, which is slower, because no compiler is installed."]
+        * count
+    )

@@ -115,7 +115,7 @@ def test_parts_of_which_a_tile_is_damaged(tmp_path):
     )
     places = [(x, y) for y in range(3, 140, 31) for x in range(2, 230, 43)]
     with open_slide(path, device="cpu") as slide:
-        with pytest.raises(TileError, match=r"row 1, column 2.*end early"):
+        with pytest.raises(TileError, match=r"row 1, column 2.*is truncated"):
             list(slide.read_regions(places, (50, 40), batch_size=len(places)))
         slide.clear_cache()
         sound = [(x, y) for x, y in places if y >= 64]
@@ -141,7 +141,7 @@ LARGE = slides.jpeg_ycbcr(slides.picture(96, 96))
 GRAY = slides.jpeg(slides.picture(*TILE, 1))
 # What a tile is replaced by, and what is said of it; None if it is decoded all the same.
 SPOILT = {
-    "cut short": (lambda data: data[: len(data) // 2], "end early"),
+    "cut short": (lambda data: data[: len(data) // 2], "is truncated"),
     "of another size": (lambda data: SMALL, "row 0, column 0"),
     "larger": (lambda data: LARGE, "row 0, column 0"),
     "of one component": (lambda data: GRAY, None),

@@ -43,8 +43,8 @@ WITHOUT_SEGMENT = {0, 1, *RESTARTS}
 # Fill bytes may precede a marker (B.1.1.2); in a scan, 0xFF 0x00 encodes a byte of data.
 MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
 SCAN_MARKER = re.compile(rb"\xff+([^\0\xff])", re.DOTALL)
-TRUNCATED = "its JPEG data end early"  # messages of native/jpeg_markers.h, too
-DAMAGED_SEGMENT = "a segment of its JPEG is damaged"
+TRUNCATED = "its JPEG data is truncated"  # messages of native/jpeg_markers.h too
+DAMAGED_SEGMENT = "its JPEG has a damaged segment"
 FIRST_SEGMENT, WITHOUT_LENGTH = 0xC0, {*range(0xD0, 0xDA), 0xFF}
 BLOCK = 8  # pixels along each side
 BITS = 8
@@ -54,7 +54,7 @@ MAX_ROWS, MAX_UNITS = 12288, 0xFFFF
 CODE_LENGTHS, MAX_SYMBOLS = 16, 16
 # Symbols of Huffman codes: a DC difference of zero, and the end of a block's AC coefficients.
 SAME, END_OF_BLOCK = 0, 0
-# Difference between the strip's two shades: maximum in bits, minimum in gray levels.
+# Limits on the difference of the strip's shades: the maximum in bits, the minimum in gray levels.
 LARGEST_STEP, MIN_CONTRAST = 7, 8
 
 
@@ -159,7 +159,7 @@ class _MarkerParser:
             if code in WITHOUT_SEGMENT:
                 continue
             if code == START_OF_IMAGE:
-                raise ValueError("it has two start markers")
+                raise ValueError("its JPEG has two start markers")
             length = bytes(data[at : at + 2])
             size = int.from_bytes(length, "big")
             if len(length) == 2 and size < 2:
@@ -216,7 +216,7 @@ class _MarkerParser:
             if (self._frame in SEQUENTIAL and not coded) or (
                 not lossless and quanta not in self.quanta
             ):
-                raise ValueError("tables of its JPEG are missing")
+                raise ValueError("its JPEG lacks a table")
         if not self._interval or not self._height:
             return 0
         # An interval is a number of MCUs (minimum coded units).
@@ -235,10 +235,10 @@ class _MarkerParser:
             code = found[1][0]
             if code not in RESTARTS:
                 if restarts + 1 < intervals:
-                    raise ValueError("restart intervals of its JPEG are missing")
+                    raise ValueError("its JPEG lacks restart intervals")
                 return found.start()
             if not self._interval or code != RESTARTS[restarts % 8]:
-                raise ValueError("restart markers of its JPEG are out of order")
+                raise ValueError("the restart markers of its JPEG are out of order")
         raise ValueError(TRUNCATED)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
 MAX_HEIGHT = 0xFFFF
-RUNS_OUT = "its JPEG data run out within a row"  # the message in native/core.cpp
+RUNS_OUT = "its JPEG data ends within a row"  # the message in native/core.cpp
 NO_PARTS = np.zeros(0, records.PART)
 SCAN = bytes((0xFF, jpeg.START_OF_SCAN))
 PROGRESSIVE = b"\xff\xc2", b"\xff\xca"  # SOF2 and SOF10
@@ -159,8 +159,7 @@ def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
     Raises
     ------
     ValueError
-        If an interval has no marker at its end, or the header has no frame, or the image is too
-        tall.
+        If an interval has no end marker, the header has no frame, or the image is too tall.
     """
     parts: list[memoryview | bytes] = [_taller_header(header, len(intervals))]
     for number, interval in enumerate(intervals):

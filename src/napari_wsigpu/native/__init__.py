@@ -1,7 +1,6 @@
 """The native core: read tiles and decode parts of them without the interpreter.
 
-The package works without the core, but more slowly: imagecodecs then decodes tiles in Python
-threads.
+Without the core, the package works more slowly: imagecodecs decodes tiles in Python threads.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class Core:
     Parameters
     ----------
     library : ctypes.CDLL
-        The core, as it was loaded.
+        The loaded core.
 
     Raises
     ------
     OSError
-        If it was built for another version of this package.
+        If the library was built for another version of this package.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -197,7 +196,7 @@ class Core:
         header : bytes
             The first bytes of every tile.
         target : int
-            Address that the positions of scans refer to.
+            Address of the buffer that the scans' positions refer to.
         file, memory, threads
             As in `read_tiles`.
 
@@ -235,7 +234,7 @@ class Core:
     def compose(
         self, planes: NDArray[Any], shades: NDArray[Any], target: NDArray[Any], threads: int = 1
     ) -> None:
-        """Add the colors of channels, and write them as RGB pixels.
+        """Add up the colors of channels, and write RGB pixels.
 
         Parameters
         ----------
@@ -257,10 +256,10 @@ def _is_off() -> bool:
 
 
 def _load() -> tuple[Core | None, str]:
-    """Return the core and the version of libjpeg-turbo, or None and the reason."""
+    """Return the core and its version of libjpeg-turbo, or None and why there is no core."""
     if _is_off():
         return None, "WSIGPU_NATIVE is off"
-    reason = "the package was installed without a C++ compiler or libjpeg-turbo's headers"
+    reason = "the package was installed without a C++ compiler or the libjpeg-turbo headers"
     # In an editable install, the library is in site-packages and not with the sources.
     for folder in __path__:
         path = Path(folder) / FILE
@@ -268,7 +267,7 @@ def _load() -> tuple[Core | None, str]:
             try:
                 core = Core(ctypes.CDLL(str(path)))
             except (OSError, AttributeError) as error:
-                reason = f"'{path}' can't be used ({error})"
+                reason = f"'{path}' can't be loaded ({error})"
             else:
                 return core, f"libjpeg-turbo {core.jpeg_version}"
     return None, reason
@@ -280,6 +279,6 @@ available = core is not None
 
 @cache
 def warn_if_missing() -> None:
-    """Log a warning once per process if the core is missing without being switched off."""
+    """Log a warning, once per process, if the core is missing although it is not switched off."""
     if not available and not _is_off():
-        logger.warning("Tiles are decoded in Python, more slowly: %s", reason)
+        logger.warning("Tiles are decoded in Python, which is slower, because %s.", reason)

@@ -1,4 +1,4 @@
-// Read tiles and decode the parts of them that regions need, without the interpreter.
+// Read tiles and decode only the parts that regions need, without the interpreter.
 
 #include "core.h"
 
@@ -276,7 +276,7 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
             tile.warnings = error.warnings | OTHER;
             return DONE;
         }
-        return fail(message, DAMAGED, ran_out ? "its JPEG data run out within a row" : text);
+        return fail(message, DAMAGED, ran_out ? "its JPEG data ends within a row" : text);
     }
     jpeg_create_decompress(&info);
     if (format.tables_size) {
@@ -332,7 +332,7 @@ bool fetch(int file, const uint8_t* memory, uint8_t* target, int64_t size, int64
 }
 
 // Copy parts of an uncompressed tile. Only the rows that they touch are read, unless the whole tile
-// is to be kept.
+// is kept.
 int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, char* message) {
     const Format& format = call.format;
     const int pixel = format.samples * format.sample_bytes;
@@ -439,7 +439,7 @@ bool is_cancelled(const int32_t* cancel) {
            reinterpret_cast<const std::atomic<int32_t>*>(cancel)->load(std::memory_order_relaxed);
 }
 
-// Process tiles until none is left. Runs in several threads, which share only the atomic counters;
+// Process tiles until none are left. Runs in several threads, which share only the atomic counters;
 // each tile and its message belong to the thread that took its index.
 void read_remaining(Call& call) {
     Scratch& scratch = scratch_of_thread;
@@ -461,7 +461,7 @@ void read_remaining(Call& call) {
     scratch.pixels.trim();
 }
 
-// Number of pixels of a row that are composed at a time, so that their sums stay in the L1 cache.
+// Pixels composed at a time, few enough for their sums to stay in the L1 cache.
 constexpr int SPAN = 512;
 
 // Add the colors of one channel's samples to the sums of pixels, four floats each.

@@ -21,13 +21,13 @@ enum Color : int32_t { GRAY = 0, STORED = 1, YCBCR = 2, AUTO = 3 };
 // or reports the reason. A tile that is HELD when the call starts is already decoded in `keep`.
 enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4, HELD = 5 };
 
-// Bits of `Tile.warnings`: libjpeg's warnings about a JPEG that it decoded nevertheless. Bytes
-// after the last block are detected only in tiles that are decoded as a whole, into `keep`.
+// Bits of `Tile.warnings`: kinds of warnings that libjpeg raised while it decoded the tile. Bytes
+// after the last block are detected only if the whole tile is decoded, into `keep`.
 enum Warning : int32_t { BAD_CODE = 1, EXTRANEOUS = 2, RESYNC = 4, OTHER = 8 };
 
 enum { MESSAGE_SIZE = 200 };
 
-// Encoding of the tiles of one level, and format of the pixels to paste.
+// Encoding of one level's tiles, and format of the pasted pixels.
 struct Format {
     const uint8_t* tables;  // JPEG tables that all tiles share, or null
     int64_t tables_size;
@@ -49,15 +49,15 @@ struct Tile {
     int32_t status, warnings;
 };
 
-// A rectangle of a tile, and the address at which to paste its first pixel. `pitch` is the
-// target's, in bytes.
+// A rectangle of a tile, and the address at which to paste its first pixel. `pitch` is the distance
+// between rows of the target in bytes.
 struct Part {
     uint8_t* target;
     int64_t pitch;
     int32_t left, top, width, height;
 };
 
-// `size` bytes of a file from `offset`, and their position in a buffer.
+// A byte range of a file, and its position (`place`) in a buffer.
 struct Range {
     int64_t offset, place, size;
 };
@@ -107,7 +107,7 @@ struct Scan {
 
 enum { LONGEST_HEADER = 4096 };
 
-// Read the scans of JPEG tiles that begin with the same header, of at most LONGEST_HEADER bytes.
+// Read the scans of JPEG tiles that start with the same header, of at most LONGEST_HEADER bytes.
 // Returns the number of tiles that are not DONE: they don't start with the header, don't end with
 // EOI, or can't be read.
 WSIGPU_API int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans,
@@ -127,7 +127,7 @@ struct Plane {
 
 enum { SHADES = 1 << 14 };
 
-// Add the colors of channels, and write RGB pixels. `shades` has SHADES + 1 bytes: the sample to
+// Add up the colors of channels, and write RGB pixels. `shades` has SHADES + 1 bytes: the sample to
 // write for each sum from 0 to 1, in steps of 1 / SHADES.
 WSIGPU_API void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
                                const uint8_t* shades, uint8_t* target, int32_t threads);

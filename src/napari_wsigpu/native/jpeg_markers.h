@@ -1,5 +1,5 @@
-// Check the markers of a JPEG before decoding. `codecs/jpeg.py:end_of_image` implements the same
-// rules in Python; tests/native/test_core.py compares the two.
+// Checks the markers of a JPEG before it is decoded. `codecs/jpeg.py:end_of_image` implements the
+// same rules in Python; tests/native/test_core.py compares the two.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class JpegMarkers {
         return -1;
     }
 
-    int64_t early() { return fail("its JPEG data end early"); }
+    int64_t early() { return fail("its JPEG data is truncated"); }
 
     static int64_t read_uint16(const uint8_t* data) { return data[0] << 8 | data[1]; }
 
@@ -57,10 +57,10 @@ class JpegMarkers {
                 return at;
             }
             if (code <= 1 || (code >= 0xD0 && code <= 0xD7)) continue;
-            if (code == 0xD8) return fail("it has two start markers");
+            if (code == 0xD8) return fail("its JPEG has two start markers");
             if (at + 2 > size) return early();
             const int64_t next = at + read_uint16(data + at);
-            if (next < at + 2) return fail("a segment of its JPEG is damaged");
+            if (next < at + 2) return fail("its JPEG has a damaged segment");
             if (next > size) return early();
             const uint8_t* content = data + at + 2;
             const int64_t length = next - at - 2;
@@ -108,7 +108,7 @@ class JpegMarkers {
     bool read_frame(int code, const uint8_t* content, int64_t length) {
         if (frame_) return fail("its JPEG has several frames"), false;
         if (length < 6 || !content[5] || length != 6 + 3 * content[5])
-            return fail("a segment of its JPEG is damaged"), false;
+            return fail("its JPEG has a damaged segment"), false;
         frame_ = code;
         height_ = read_uint16(content + 1);
         width_ = read_uint16(content + 3);
@@ -127,7 +127,7 @@ class JpegMarkers {
     int64_t check_scan(const uint8_t* content, int64_t length) {
         if (!frame_) return fail("its JPEG has no frame");
         if (length < 6 || length != 4 + 2 * content[0])
-            return fail("a segment of its JPEG is damaged");
+            return fail("its JPEG has a damaged segment");
         const bool lossless = (frame_ & 3) == 3, huffman = frame_ == 0xC0 || frame_ == 0xC1;
         const Component* last = nullptr;
         for (int i = 0; i < content[0]; ++i) {
@@ -136,12 +136,12 @@ class JpegMarkers {
             for (int k = 0; k < count_ && !found; ++k)
                 if (components_[k].id == named[0]) found = &components_[k];
             if (!found || !found->across || !found->down)
-                return fail("a segment of its JPEG is damaged");
+                return fail("its JPEG has a damaged segment");
             // If a JPEG has no Huffman tables at all, libjpeg uses those of K.3 (Motion JPEG).
             const bool coded = ((dc_ >> (named[1] >> 4) & ac_ >> (named[1] & 15)) & 1) ||
                                !(dc_ | ac_);
             if ((huffman && !coded) || (!lossless && !(quantization_ >> found->quantization & 1)))
-                return fail("tables of its JPEG are missing");
+                return fail("its JPEG lacks a table");
             last = found;
         }
         if (!interval_ || !height_) return 0;
@@ -164,10 +164,10 @@ class JpegMarkers {
             const int code = data[at];
             if (code >= 0xD0 && code <= 0xD7) {
                 if (!interval_ || code != 0xD0 + restarts % 8)
-                    return fail("restart markers of its JPEG are out of order");
+                    return fail("the restart markers of its JPEG are out of order");
                 ++restarts;
             } else if (code) {
-                if (restarts + 1 < intervals) return fail("restart intervals of its JPEG are missing");
+                if (restarts + 1 < intervals) return fail("its JPEG lacks restart intervals");
                 return at - 1;
             }
             ++at;

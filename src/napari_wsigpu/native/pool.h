@@ -38,7 +38,7 @@ class Pool {
     }
 
     static Pool& shared() {
-        // Never destroyed: detached threads may still wait in it while the process exits.
+        // Never destroyed: detached threads may still be waiting in it when the process exits.
         static Pool* pool = [] {
 #if !defined(_WIN32)
             pthread_atfork(nullptr, nullptr, [] { current() = new Pool; });
@@ -65,8 +65,8 @@ class Pool {
     // Start a thread. Return false if the system refuses; the job then has fewer helpers.
     bool start() {
 #if !defined(_WIN32)
-        // Block signals, so that only Python's threads handle them. The signals of a crash stay
-        // unblocked: faulthandler must receive them in the thread that crashed.
+        // Block signals, so that only Python's threads handle them. Crash signals stay unblocked:
+        // faulthandler must receive them in the thread that crashed.
         sigset_t signals, before;
         sigfillset(&signals);
         for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, crash);

@@ -1,4 +1,4 @@
-"""NumPy dtypes of the records in `core.h`; the loader compares their sizes."""
+"""NumPy dtypes of the records in `core.h`; the loader checks that the sizes match."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ PLANE = np.dtype(
     ]
 )
 RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE
-# Results of `read_region` other than a number of bytes.
+# Return values of `read_region` other than a number of bytes.
 NEEDS_PLAN, CHANGED = -1, -2
 
 # Values of the enumerations in `core.h`.
 RAW, JPEG = 0, 1
 COLORS = {"gray": 0, "stored": 1, "ycbcr": 2, "auto": 3}
 DONE, DAMAGED, REFUSED, UNREAD, CANCELLED, HELD = range(6)
-# Bits of a tile's `warnings`, and the codes shown to users.
+# Bits of a tile's `warnings`, and the codes that users see.
 WARNINGS = {1: "bad-huffman-code", 2: "extraneous-bytes", 4: "restart-lost", 8: "other"}
 MESSAGE_SIZE = 200
-# Number of steps of a sum in `compose`.
+# Steps into which `compose` divides a sum from 0 to 1.
 SHADES = 1 << 14
