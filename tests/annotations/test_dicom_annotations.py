@@ -187,7 +187,7 @@ def test_millimetres_on_the_glass(tmp_path, shares_depth):
     found = read_dicom_annotations(path, image)
     for annotation, outline in zip(found, pixels, strict=True):
         np.testing.assert_allclose(annotation.rings[0], outline, atol=1e-6)
-    with pytest.raises(AnnotationError, match="pass the DICOM file of the slide's level 0"):
+    with pytest.raises(AnnotationError, match="pass the DICOM file of its level 0"):
         read_dicom_annotations(path)
     with pytest.raises(SlideError):
         read_dicom_annotations(path, tmp_path / "none.dcm")
@@ -270,7 +270,7 @@ class TestRefused:
     def test_slides_and_other_files(self, tmp_path):
         image = slide_file(tmp_path)
         assert not is_dicom_annotations(image)
-        with pytest.raises(AnnotationError, match="without Bulk Simple Annotations"):
+        with pytest.raises(AnnotationError, match="no Bulk Simple Annotations"):
             read_dicom_annotations(image)
         (tmp_path / "notes.dcm").write_text("x")
         with pytest.raises(AnnotationError, match="not a readable DICOM file"):
@@ -280,7 +280,7 @@ class TestRefused:
 
     def test_outlines_relative_to_a_frame(self, tmp_path):
         path = save(tmp_path / "a.dcm", group(shapes()), PixelOriginInterpretation="FRAME")
-        with pytest.raises(AnnotationError, match="relative to single frames"):
+        with pytest.raises(AnnotationError, match="relative to individual frames"):
             read_dicom_annotations(path)
 
     def test_compressed(self, tmp_path):

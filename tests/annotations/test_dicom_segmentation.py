@@ -176,7 +176,7 @@ def test_overlapping_segments(tmp_path):
 
 class TestRefused:
     def test_other_files(self, tmp_path):
-        with pytest.raises(AnnotationError, match="without a segmentation of a slide"):
+        with pytest.raises(AnnotationError, match="not a slide segmentation"):
             read_dicom_segmentation(slide_file(tmp_path))
         with pytest.raises(SlideError):
             read_dicom_segmentation(tmp_path / "none.dcm")

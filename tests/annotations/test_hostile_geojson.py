@@ -133,6 +133,6 @@ def test_unwritable_names_are_reported(tmp_path):
     path = tmp_path / "a.geojson"
     path.write_text("before")
     ring = np.array([[0, 0], [5, 0], [5, 5]], np.float64)
-    with pytest.raises(TargetWriteError, match="an incomplete character"):
+    with pytest.raises(TargetWriteError, match="an invalid character"):
         write_geojson(path, [Annotation("polygon", (ring,), name="\ud800")])
     assert path.read_text() == "before"

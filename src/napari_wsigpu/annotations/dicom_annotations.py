@@ -118,11 +118,11 @@ def read_dicom_annotations(
     dataset = read_data_set(name)
     if dataset.get("SOPClassUID") != BULK_ANNOTATIONS:
         raise AnnotationError(
-            f"'{name}' is a DICOM file without Bulk Simple Annotations; choose another file."
+            f"'{name}' is a DICOM file but has no Bulk Simple Annotations; choose another file."
         )
     if dataset.get("PixelOriginInterpretation", "VOLUME") != "VOLUME":
         raise AnnotationError(
-            f"The outlines in '{name}' are relative to single frames, which is not supported; "
+            f"The outlines in '{name}' are relative to individual frames, which is not supported; "
             "export them relative to the whole image."
         )
     on_glass = dataset.get("AnnotationCoordinateType") == "3D"
@@ -192,7 +192,7 @@ def read_data_set(name: str, encapsulated: Collection[str] = ()) -> Dataset:
         from pydicom.filereader import read_dataset, read_preamble
     except ImportError as error:
         raise AnnotationError(
-            f"Reading the DICOM file '{name}' needs more packages ({error}); "
+            f"Reading the DICOM file '{name}' requires optional packages ({error}); "
             'run pip install "napari-wsigpu[dicom]" and restart.'
         ) from error
     with damage_errors(f"'{name}' is not a readable DICOM file"):
@@ -293,8 +293,8 @@ def transform_of(image: Image) -> PixelTransform:
 def unlocated_error(name: str) -> AnnotationError:
     """Return the error for a file whose outlines cannot be located without its slide."""
     return AnnotationError(
-        f"The outlines in '{name}' are in millimeters on the glass; in napari, open their DICOM "
-        "slide first; in a script, pass the DICOM file of the slide's level 0 as `image`."
+        f"The outlines in '{name}' are in millimeters on the glass: in napari, open their DICOM "
+        "slide first; in a script, pass the DICOM file of its level 0 as `image`."
     )
 
 

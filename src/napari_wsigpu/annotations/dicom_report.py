@@ -141,7 +141,7 @@ def _shape(item: Dataset, transform: Callable[[], PixelTransform]) -> tuple[Kind
     if on_glass:
         points = transform()(points)
     elif item.get("PixelOriginInterpretation", "VOLUME") != "VOLUME":
-        raise ValueError("its regions are relative to single frames, which is not supported")
+        raise ValueError("its regions are relative to individual frames, which is not supported")
     graphic = item.GraphicType
     if graphic in ("POINT", "MULTIPOINT"):
         return "points", points

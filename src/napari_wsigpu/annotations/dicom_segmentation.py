@@ -59,7 +59,7 @@ ENCAPSULATED = {
 
 
 class Segment(NamedTuple):
-    """One segment, such as a class of tissue.
+    """One segment, such as a tissue class.
 
     Attributes
     ----------
@@ -145,13 +145,13 @@ def read_dicom_segmentation(path: str | os.PathLike[str]) -> Segmentation:
     Returns
     -------
     Segmentation
-        Its labels, as large as the segmented level. In a fractional segmentation, pixels with at
-        least half of the maximum value belong to the segment.
+        The label image, as large as the segmented level. In a fractional segmentation, pixels with
+        at least half of the maximum value belong to the segment.
 
     Raises
     ------
     AnnotationError
-        If the file is not valid, has too many pixels, or pydicom is not installed.
+        If the file is not valid or has too many pixels, or pydicom is not installed.
     SlideError
         If the file cannot be read.
 
@@ -163,7 +163,7 @@ def read_dicom_segmentation(path: str | os.PathLike[str]) -> Segmentation:
     found = read_data_set(name, ENCAPSULATED)
     if found.get("SOPClassUID") != SEGMENTATION or "TotalPixelMatrixColumns" not in found:
         raise AnnotationError(
-            f"'{name}' is a DICOM file without a segmentation of a slide; choose another file."
+            f"'{name}' is a DICOM file but not a slide segmentation; choose another file."
         )
     with damage_errors(f"The segmentation in '{name}' is damaged"):
         return _segmentation(found, name)

@@ -1,4 +1,4 @@
-"""Writing annotations as DICOM Microscopy Bulk Simple Annotations (PS3.3, C.37)."""
+"""Write annotations as DICOM Microscopy Bulk Simple Annotations (PS3.3, C.37)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CODES: dict[str, tuple[Code, Code]] = {
 }
 LONGEST = 64  # characters of a label or meaning (PS3.5, section 6.2: LO)
 SEXES = "M", "F", "O"
-# Attributes that every object of a study must have, although slides may lack them.
+# Attributes that every object in a study must have, but that slides may lack.
 OFTEN_MISSING = (
     "PatientName", "PatientID", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID",
     "StudyDate", "StudyTime", "ReferringPhysicianName", "FrameOfReferenceUID",
@@ -125,14 +125,14 @@ def write_dicom_annotations(
             "save them as GeoJSON."
         )
     if target.exists() and not is_dicom_annotations(target):  # it may belong to the slide
-        raise TargetExistsError(f"'{target}' exists and holds no annotations; choose another name.")
+        raise TargetExistsError(f"'{target}' exists but holds no annotations; choose another name.")
     try:
         from highdicom import UID
         from highdicom.ann import MicroscopyBulkSimpleAnnotations
         from highdicom.coding_schemes import CodingSchemeIdentificationItem
     except ImportError as error:
         raise AnnotationError(
-            f"Writing '{target}' needs more packages ({error}); "
+            f"Writing '{target}' requires optional packages ({error}); "
             'run pip install "napari-wsigpu[dicom]" and restart.'
         ) from error
     problem = f"The annotations can't be written to '{target}'"

@@ -156,7 +156,7 @@ def read_limited(name: str) -> bytes:
 
 
 def check_bytes(name: str, content: bytes) -> None:
-    """Refuse a file whose content, after decompression, exceeds `geojson_bytes`."""
+    """Raise an `AnnotationError` if decompressed content exceeds `limits.geojson_bytes`."""
     if len(content) > limits.geojson_bytes:
         size, advice = byte_size(limits.geojson_bytes), limits.advice("geojson_bytes")
         raise AnnotationError(f"'{name}' holds more than {size}: {advice}.")
@@ -189,7 +189,7 @@ def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation
         data = text.encode()
     except UnicodeEncodeError:
         raise TargetWriteError(
-            f"'{target}' can't be written: a name contains an incomplete character; correct it."
+            f"'{target}' can't be written: a name contains an invalid character; correct it."
         ) from None
     if target.suffix.lower() == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -197,7 +197,7 @@ def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation
 
 
 def replace_file(target: Path, data: bytes | memoryview) -> None:
-    """Replace a file's contents, or leave it unchanged if it can't be written.
+    """Replace a file's contents, or leave the file unchanged if writing fails.
 
     Raises
     ------
@@ -252,7 +252,7 @@ class _GeometryParser:
         """Convert a geometry's coordinates as soon as they are parsed; keep other values.
 
         Keeping all coordinates of a large file as lists would take many times its size in memory,
-        and most of the parsing time. Invalid coordinates are kept, too, and reported later with the
+        and most of the parsing time. Invalid coordinates are kept and reported later, with the
         number of the feature.
 
         Raises
@@ -414,7 +414,7 @@ def _extra(
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
-        return "a string contains an incomplete character"
+        return "a string contains an invalid character"
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 

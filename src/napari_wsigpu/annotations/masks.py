@@ -27,7 +27,7 @@ MOST_VERTICES, MOST_PIXELS = 1 << 18, 1 << 22
 
 
 def rings_mask(rings: Sequence[Ring], rect: Rect, downsample: float = 1.0) -> NDArray[np.bool_]:
-    """Return a mask of the pixels of a rectangle whose centers are inside an odd number of rings.
+    """Return a mask of a rectangle: pixels whose centers are inside an odd number of rings.
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ def rings_mask(rings: Sequence[Ring], rect: Rect, downsample: float = 1.0) -> ND
 
 
 def label_image(annotations: Sequence[Annotation], shape: Pair, downsample: float = 1.0) -> Labels:
-    """Draw objects as a label image, as used by segmentation programs and napari's Labels layers.
+    """Draw objects as a label image, for segmentation tools and napari's Labels layers.
 
-    For very many objects, this takes a fraction of the time and memory of a shapes layer.
+    With very many objects, this takes a fraction of the time and memory of a shapes layer.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Label images of very many objects, drawn on demand for any rectangle and scale."""
+"""Label images of very many objects, drawn on demand at any position and scale."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NumberedObjects:
 
     @property
     def extent(self) -> tuple[float, float]:
-        """(x, y) of the lower right corner of the box around all objects."""
+        """(x, y) of the lower right corner of the objects' bounding box."""
         x, y = self._most.max(axis=0, initial=1).tolist()
         return x, y
 

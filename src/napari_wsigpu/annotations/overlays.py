@@ -1,4 +1,4 @@
-"""Values of patches, such as attention scores, as a small image over a slide.
+"""Patch values, such as attention scores, as a small image over a slide.
 
 CLAM and TRIDENT store the upper left corners of patches as ``coords``, in pixels of level 0. The
 attributes of ``coords`` give the patch size, except in CLAM's files of attention scores, which have
@@ -87,11 +87,11 @@ class Patches(NamedTuple):
 
 
 def overlay(slide: SlideSize, coords: ArrayLike, values: ArrayLike, size: Size) -> Overlay:
-    """Draw values of patches as an image.
+    """Draw patch values as an image.
 
-    If all patches fit one grid, a pixel of the image is a cell of that grid. Otherwise pixels are
-    as small as the positions require, but the image has at most 16 million of them. Where patches
-    overlap, a pixel has the mean of their values.
+    If all patches fit one grid, a pixel of the image is a cell of that grid. Otherwise, pixels are
+    as small as the positions require, up to 16 million of them. Where patches overlap, their values
+    are averaged.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ def overlay(slide: SlideSize, coords: ArrayLike, values: ArrayLike, size: Size) 
     if not seen.any():
         width, height = slide.dimensions
         raise AnnotationError(
-            f"None of the {len(corners):,} patches is on the slide of {width:,} x {height:,} "
-            "pixels; check that they belong to it and that their coordinates are in pixels of "
-            "level 0."
+            f"None of the {len(corners):,} patches overlap the slide ({width:,} x {height:,} "
+            "pixels); check that they belong to this slide and that their coordinates are in "
+            "pixels of level 0."
         )
     corners, numbers = corners[seen], numbers[seen]
     first = corners.min(axis=0)
@@ -129,8 +129,8 @@ def overlay(slide: SlideSize, coords: ArrayLike, values: ArrayLike, size: Size) 
     start = np.round((corners - first) / cell).astype(np.int64)
     stop = start + np.maximum(np.round(sides / cell).astype(np.int64), 1)
     columns, rows = stop.max(axis=0).tolist()
-    # Mark only the corners of patches and take cumulative sums, so the time does not depend on the
-    # number of pixels that patches cover.
+    # Mark only the corners of patches and take cumulative sums: the time then doesn't depend on the
+    # patch size.
     sums, counts = np.zeros((rows + 1, columns + 1)), np.zeros((rows + 1, columns + 1), np.int32)
     for y, x, sign in ((start, start, 1), (start, stop, -1), (stop, start, -1), (stop, stop, 1)):
         at = y[:, 1], x[:, 0]
@@ -170,7 +170,7 @@ def read_patches(path: str | os.PathLike[str], slide: SlideSize) -> Patches:
         import h5py
     except ImportError:
         raise MissingPackageError(
-            f"'{name}' needs h5py, which is not installed; "
+            f"Reading '{name}' requires h5py, which is not installed; "
             'run pip install "napari-wsigpu[heatmaps]".'
         ) from None
     try:
@@ -187,7 +187,7 @@ def read_patches(path: str | os.PathLike[str], slide: SlideSize) -> Patches:
     # h5py raises errors of many classes for damaged files.
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise AnnotationError(
-            f"'{name}' is not a readable HDF5 file ({error}); write it again."
+            f"'{name}' can't be read as HDF5 ({error}); write the file again."
         ) from error
 
 
@@ -195,8 +195,8 @@ def _patches(file: h5py.File, slide: SlideSize) -> Patches:
     coords, scores = _dataset(file, COORDS), _dataset(file, SCORES)
     if coords is None:
         raise AnnotationError(
-            "it has no dataset 'coords'; choose a file of patches or attention scores that CLAM or "
-            "TRIDENT wrote."
+            "it has no dataset 'coords'; choose a file of patches or attention scores written by "
+            "CLAM or TRIDENT."
         )
     for each in (coords, scores):
         if each is not None and each.size > 2 * limits.objects:
@@ -205,8 +205,8 @@ def _patches(file: h5py.File, slide: SlideSize) -> Patches:
     size = _stated_size(coords.attrs, slide) or _spacing(corners)
     if size is None:
         raise AnnotationError(
-            "it doesn't state the patch size, and its patches have no neighbors; call `overlay` "
-            "with the size."
+            "it doesn't state the patch size, which can't be derived from the positions either; "
+            "pass the size to `overlay`."
         )
     return _checked(corners, np.ones(len(corners)) if scores is None else scores, size)
 
@@ -223,9 +223,9 @@ def _dataset(file: h5py.File, key: str) -> h5py.Dataset | None:
         return None
     found = file[key] if isinstance(link, h5py.HardLink) else None
     if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
-        raise AnnotationError(f"'{key}' is not a dataset in the file itself; write the file again.")
+        raise AnnotationError(f"'{key}' is not a dataset in the file itself; store its data there.")
     if found.dtype.kind not in "iuf":
-        raise AnnotationError(f"its dataset '{key}' holds no numbers; write the file again.")
+        raise AnnotationError(f"its dataset '{key}' is not numeric; choose another file.")
     return found
 
 
@@ -265,8 +265,8 @@ def _checked(coords: ArrayLike, values: ArrayLike, size: Size) -> Patches:
     width, height = np.resize(size, 2).tolist()
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
         raise AnnotationError(
-            f"A patch size of {width:g} x {height:g} pixels is impossible; call `overlay` with the "
-            "size in pixels of level 0."
+            f"A patch size of {width:g} x {height:g} pixels is not valid; pass the size in pixels "
+            "of level 0."
         )
     return Patches(corners, np.ravel(numbers), (width, height))
 
@@ -277,8 +277,8 @@ def _corners(coords: ArrayLike) -> NDArray[np.float64]:
         corners = corners[0]
     if corners.ndim != 2 or corners.shape[1] != 2 or not len(corners):
         raise AnnotationError(
-            f"Coordinates of shape {corners.shape} are not positions of patches; pass an array of "
-            "shape (patches, 2)."
+            f"The patch coordinates have shape {corners.shape}; pass an array of shape "
+            "(patches, 2)."
         )
     if not np.all(np.abs(corners) < MAX_COORDINATE):
         raise AnnotationError(

@@ -1,4 +1,4 @@
-"""Copies of unsaved annotations, which are offered for recovery after a crash."""
+"""Copies of unsaved annotations, offered for recovery after a crash."""
 
 from __future__ import annotations
 

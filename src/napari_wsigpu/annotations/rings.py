@@ -17,7 +17,7 @@ LEAST = 3  # vertices of a ring
 
 
 def joined(rings: Sequence[Ring]) -> Ring:
-    """Join rings into one outline, which runs from the first vertex to every other ring and back.
+    """Join rings into one outline that runs from the first vertex to every other ring and back.
 
     By the even-odd rule, the outline encloses the same area as the rings, because the paths there
     and back cancel out. `split` is the inverse.
