@@ -61,12 +61,12 @@ class AssociatedImage:
                 f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
                 f"{self._refusal}; the slide itself can be read."
             )
-        # The size is the file's claim: check it before any memory is allocated.
+        # Check the size stated in the file before allocating any memory.
         size = math.prod(self._array.shape) * self._array.dtype.itemsize
         if size > limits.tile_bytes:
             raise UnsupportedSlideError(
-                f"The {self.name} image of '{self._array.slide.path}' claims to hold "
-                f"{byte_size(size)} of pixels, too many to decode: {limits.advice('tile_bytes')}."
+                f"The {self.name} image of '{self._array.slide.path}' is too large to decode "
+                f"({byte_size(size)}): {limits.advice('tile_bytes')}."
             )
         if not is_srgb(color):
             return self._array[...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Tile = tuple[int, int]
 
 FOR_DISPLAYS = ReadOptions(tolerant=True)
-# A composite of more channels than this is hard to interpret, so a viewer doesn't start with one.
+# Viewers initially show at most this many channels; more are hard to tell apart.
 MOST_VISIBLE = 4
 
 
@@ -57,7 +57,7 @@ def composite_of(
 def channel_levels(
     pyramid: Iterable[PyramidLevel], first: int
 ) -> dict[tuple[int, int], PyramidLevel]:
-    """Return the levels of each channel as images of their own.
+    """Return the levels of each channel as separate images.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def channel_levels(
     -------
     dict of (int, int) to PyramidLevel
         Keyed by (level number, channel). Empty if the file stores several channels in one tile:
-        reading one of them would decode the others, too.
+        reading one of them would decode the others too.
     """
     levels = list(pyramid)
     separate = all(_is_separate(level.layout) for level in levels)
@@ -90,7 +90,7 @@ def channel_levels(
 
 
 def _is_separate(level: LevelLayout) -> bool:
-    """Whether each channel of a level is computed, or has tiles of its own in the file."""
+    """Whether each channel of a level is computed, or has its own tiles in the file."""
     separate = level.encoding.samples == 1 and level.grid.planes == level.channels > 1
     plain = not level.parts and level.library is None and level.encoding.jpeg_header is None
     return level.channels > 1 and (level.computed or (separate and plain))

@@ -22,7 +22,7 @@ class NamedItems(dict[str, Item]):
     items : Mapping of str
         The items.
     kind : str
-        What an item is, for the error: ``"label image"``.
+        Name of an item in the error, such as ``"label image"``.
     """
 
     def __init__(self, items: Mapping[str, Item], kind: str) -> None:

@@ -101,7 +101,7 @@ def _planes(planes: Planes) -> str:
 def file_report(slide: Slide, *, private: bool) -> FileReport:
     """Return a file's metadata, channels and problems.
 
-    Unless `private`, private data in all of them is masked; that is slow if `has_many_fields`.
+    Private data is masked unless `private` is true; masking is slow if `has_many_fields`.
     """
     channels, problems = [each.name for each in slide.channels], list(slide.layout.problems)
     if private:
@@ -125,7 +125,7 @@ def has_many_fields(slide: Slide) -> bool:
 
 
 def damage(slide: Slide) -> list[str]:
-    """Return a list of one sentence about the levels' damaged tiles, empty if there are none."""
+    """Return a sentence with the number of damaged tiles, as a list; empty if there are none."""
     failed = sum(name.startswith("level ") for name in slide.stats()["failed_tiles"])
     plural = "" if failed == 1 else "s"
     return [f"{failed:,} damaged tile{plural} can't be shown."] if failed else []
@@ -159,7 +159,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 def level_names(slide: Slide) -> list[tuple[int, str]]:
     """Return (number, name) of each level.
 
-    A name contains the pixel size, or else the downsample, and the size in pixels.
+    A name contains the pixel size, or the downsample if that is unknown, and the size in pixels.
     """
     base = slide.layout.levels[0]
     found = []

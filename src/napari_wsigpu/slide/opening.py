@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.stream import StreamSource
 
 
-# How many levels of subfolders of the slide's folder are searched for its files.
+# Depth to which subfolders of the slide's folder are searched for its files.
 DEEPEST = 5
 
 
@@ -57,8 +57,8 @@ class Opening:
     def label_image(self, number: int) -> Opening:
         """Return the opening of a label image.
 
-        Its path can name a patient, so a title replaces it. The layout still has the paths of the
-        files; `portable` removes them.
+        Its path can identify a patient, so a title replaces it. The layout still has the paths of
+        the files; `portable` removes them.
         """
         title = f"{self.layout.path} (label image {number + 1})"
         layout = replace(self.layout.labels[number].layout, path=title)
@@ -113,7 +113,7 @@ class Opening:
             yield replace(self, layout=layout), source
 
     def portable(self) -> Opening:
-        """Return a copy for another process, without anything that can name a patient.
+        """Return a copy for another process, without anything that can identify a patient.
 
         Raises
         ------
@@ -166,5 +166,5 @@ class Opening:
     def _stream_error(self) -> UnsupportedSlideError:
         return UnsupportedSlideError(
             f"'{self.layout.path}' was opened from a stream, which can't be opened again in "
-            "another process or for another plane; open the slide by its path."
+            "another process or for another plane; open the slide from a path."
         )

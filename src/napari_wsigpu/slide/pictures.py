@@ -1,4 +1,4 @@
-"""Pixels of any type, converted to 8-bit pictures for display and saved to files."""
+"""Convert pixels of any type to 8-bit images for display, and save images to files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def rgb(pixels: Array) -> NDArray[np.uint8]:
 
 
 def overlay(pixels: Array, colors: Sequence[str]) -> NDArray[np.uint8]:
-    """Add up channels, the last axis of `pixels`, each in its color ("#rrggbb")."""
+    """Add up the colors ("#rrggbb") of channels, which are the last axis of `pixels`."""
     total = np.zeros((*pixels.shape[:2], 3))
     for index, color in enumerate(colors):
         tint = np.frombuffer(bytes.fromhex(color[1:7]), np.uint8) / 255
@@ -122,7 +122,7 @@ def save(pixels: Array, path: str) -> None:
             tifffile.imwrite(path, pixels, photometric=photometric, compression="zlib")
         else:
             raise SlideError(
-                f"Pictures can't be saved as '{path}'; use a name that ends in .png or .tif."
+                f"Images can't be saved as '{path}'; use a name that ends in .png or .tif."
             )
 
 

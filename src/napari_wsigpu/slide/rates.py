@@ -23,7 +23,7 @@ RATE_TOOLTIPS = {
     WAITING: "Tiles that a display is waiting for",
     BATCH: "Tiles decoded in one batch",
     HITS: "Share of the tiles requested in the last minute that were in the cache",
-    PREFETCH: "Share of the prefetched tiles that were shown later",
+    PREFETCH: "Share of prefetched tiles that were shown later",
     ALL_READ: "Encoded bytes read since the slide was opened",
 }
 
@@ -78,7 +78,7 @@ class Rates:
             self.steps.popleft()
 
     def pause(self) -> None:
-        """Ignore what happens until the next update."""
+        """Ignore activity until the next update."""
         self._last = None
 
     def texts(self, stats: Mapping[str, Any]) -> dict[str, str]:

@@ -80,7 +80,7 @@ atexit.register(lambda: _default.open_slides.close())
 
 
 def default() -> Runtime:
-    """Return the runtime of slides that are opened without specifying one."""
+    """Return the runtime that slides use unless another one is specified."""
     return _default
 
 
@@ -123,5 +123,5 @@ class PackedSlide:
     data: bytes
 
     def use(self) -> AbstractContextManager[LevelOwner]:
-        """Return a context manager that keeps the slide open; it may stay open for longer."""
+        """Return a context manager that keeps the slide open at least until it exits."""
         return default().open_slides.use(self.data)

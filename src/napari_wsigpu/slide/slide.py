@@ -103,7 +103,7 @@ _fork_lock = threading.Lock()
 # either.
 SMALL_PIXELS = 1 << 20
 NO_PIXELS = np.empty((0, 0, 0), np.uint8)
-ONLY_ON_DEVICE = "out and stream are for pixels on a device; use device='cuda'."
+ONLY_ON_DEVICE = "out and stream require a GPU; use device='cuda'."
 RGB = 3
 
 
@@ -120,8 +120,8 @@ def open_slide(
     ----------
     path : str or PathLike
         A slide of any supported vendor, a TIFF file, a DICOM file or folder, or the folder of an
-        OME-Zarr image; the content decides, not the name. TIFF, DICOM and OME-Zarr slides can also
-        be opened by URL (https, s3, gs, az).
+        OME-Zarr image. The format is detected from the content, not the name. TIFF, DICOM and
+        OME-Zarr slides can also be opened by URL (https, s3, gs, az).
     device : str
         Device that decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
@@ -154,8 +154,8 @@ class Slide:
     """An open whole-slide image, returned by `open_slide`. Safe to use from many threads.
 
     A slide can be pickled. The process that unpickles it opens the file with its own default
-    runtime. Metadata and label images can name a patient, so they are not part of the pickle; the
-    file is parsed again when they are first accessed.
+    runtime. Metadata and label images can identify a patient, so they are not pickled; the file is
+    parsed again when they are first accessed.
 
     Attributes
     ----------
@@ -419,7 +419,7 @@ class Slide:
             For viewers: show the background in place of tiles that fail to decode, instead of
             raising, and use the slide's `display_color`.
         color : {"stored", "srgb"}, optional
-            Colors to return instead, whether `tolerant` or not.
+            Colors to return; by default as stored or, if `tolerant`, as in `display_color`.
 
         Raises
         ------
@@ -467,7 +467,7 @@ class Slide:
 
     @property
     def device(self) -> str:
-        """Device that decodes tiles, as in `open_slide`. Setting it affects the next read.
+        """Device that decodes tiles, as in `open_slide`. A new value takes effect at the next read.
 
         Switching to a GPU may take seconds. A GPU that failed before is tried again.
 
@@ -581,8 +581,8 @@ class Slide:
     def release(self) -> None:
         """Release file handles, threads and cached tiles until the next read."""
         self._reopen_if_forked()
-        # Release the source twice: first to end server requests that the fetcher may wait for, and
-        # then to close any handles that the fetcher opened before it forgot the slide.
+        # Release the source twice: first to end server requests that the fetcher may be waiting
+        # for, then to close any handles that it opened before it forgot the slide.
         self._source.release()
         self.runtime.fetcher.forget_slide(self._number)
         self._source.release()
@@ -827,13 +827,13 @@ class Slide:
         z, t : int, optional
             Index of the plane, see `planes`; by default the plane that this slide shows.
         composite : Composite, optional
-            Settings that show channels as one picture; the result is then 8-bit RGB on the CPU.
+            Settings that combine channels into one RGB image; the result is then 8-bit, on the CPU.
             See the `composite` method.
 
         Returns
         -------
         ndarray or cupy.ndarray, shape (height, width, channels)
-            Pixels outside of the slide have the background's value.
+            Pixels outside the slide have the background's value.
 
         Raises
         ------
@@ -890,7 +890,7 @@ class Slide:
     def composite(
         self, channels: Sequence[int] | None = None, settings: Composite | None = None
     ) -> Composite:
-        """Return the settings that show channels as one RGB picture, for `read_region` and viewers.
+        """Return settings that combine channels into one RGB image, for `read_region` and viewers.
 
         Parameters
         ----------
@@ -898,8 +898,8 @@ class Slide:
             The visible channels; by default those of `settings`, or else up to four that the file
             marks as visible.
         settings : Composite, optional
-            Colors, windows and gammas to keep; a visible channel whose window is None gets a
-            computed one.
+            Colors, windows and gammas to keep; a window is computed for each visible channel
+            without one.
 
         Returns
         -------
@@ -921,7 +921,7 @@ class Slide:
         ...     # doctest: +SKIP
         """
         if not self.channels:
-            raise LevelError(f"'{self.path}' has no channels to compose: its pixels are RGB.")
+            raise LevelError(f"'{self.path}' has no channels to combine: its pixels are RGB.")
         return composite_of(self.channels, self.channel_overview, channels, settings)
 
     def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
@@ -1025,9 +1025,9 @@ class Slide:
         z: int | None = None,
         t: int | None = None,
     ) -> Mask:
-        """Return a mask of a rectangle that is true for pixels that the file holds.
+        """Return a mask of the pixels in a rectangle that the file holds.
 
-        All other pixels are outside of the slide or in tiles that the scanner left out;
+        All other pixels are outside the slide or in tiles that the scanner left out;
         `read_region` fills them with the background. No tile is read or decoded.
 
         Parameters
@@ -1079,8 +1079,8 @@ class Slide:
     def read_bytes(self, ranges: Sequence[Pair]) -> list[memoryview]:
         """Return the bytes of the file at each (offset, length).
 
-        The grids of the layout hold the ranges of the tiles. A range that extends beyond the end of
-        the file is cut at the end.
+        The grids of the layout hold the ranges of the tiles. Ranges are truncated at the end of the
+        file.
 
         Raises
         ------
@@ -1597,7 +1597,7 @@ def to_rgba(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def clear_missing(pixels: Array, slide: Slide, location: Pair, level: int) -> None:
-    """Set pixels that the file does not hold to 0, instead of the background.
+    """Set pixels that the file does not hold to 0 instead of the background.
 
     Parameters
     ----------
@@ -1613,7 +1613,7 @@ def clear_missing(pixels: Array, slide: Slide, location: Pair, level: int) -> No
 
 
 def check_plane(path: str, axis: str, number: object, size: int) -> None:
-    """Raise a `PlaneError` if an axis has no plane of this number."""
+    """Raise a `PlaneError` if an axis has no plane with this number."""
     if not isinstance(number, int | np.integer) or not 0 <= number < size:
         planes = f"its planes along {axis} are 0 to {size - 1}"
         raise PlaneError(f"'{path}' has no plane {axis} = {number!r}; {planes}.")

@@ -14,7 +14,7 @@ class TileCheck:
     tiles : int
         Number of tiles that were checked.
     damaged : tuple of (str, str)
-        Name and reason of each tile that can't be decoded.
+        Name of each tile that can't be decoded, and the reason.
     doubtful : tuple of (str, tuple of str)
         Name of each tile that was decoded with warnings, and their codes: ``"bad-huffman-code"``,
         ``"extraneous-bytes"``, ``"restart-lost"`` or ``"other"``. Only libjpeg on the CPU warns.
