@@ -47,7 +47,7 @@ def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
         "--quality 80 --private --overwrite --shard 4 --color srgb --z 3 --t 1 --lossless"
     )
     assert main(["convert", str(source), str(tmp_path / "out.tif"), *words.split()]) == 130
-    assert "resumes the conversion" in capsys.readouterr().err
+    assert "resume the conversion" in capsys.readouterr().err
     del given["progress"], given["announce"]
     assert given == {
         "compression": "zstd", "tile_size": 128, "levels": 3, "region": (1, 2, 30, 40), "level": 1,
@@ -67,7 +67,7 @@ def test_a_wrong_region(tmp_path, source, region, capsys):
 def test_a_region_beyond_the_slide(tmp_path, source, words, capsys):
     assert main(["convert", *words, str(source), str(tmp_path / "out.tif")]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("The region -1,0,5,10 reaches beyond the slide of 400 x 300 pixels")
+    assert line.startswith("The region -1,0,5,10 extends beyond the slide (400 x 300 pixels)")
 
 
 def test_missing_region_value(tmp_path, source, capsys):
@@ -99,7 +99,7 @@ def test_failure_reports_the_partial_result(tmp_path, source, monkeypatch, capsy
     assert main(["convert", str(source), str(target)]) == 1
     assert capsys.readouterr().err.splitlines()[1:] == [
         f"No space is left for '{target}'; free some space and try again.",
-        f"The partial result is in '{target}.part'; repeat the conversion to resume it.",
+        f"The partial result is in '{target}.part'; run the conversion again to resume it.",
     ]
 
 
@@ -115,7 +115,7 @@ def test_restart_is_reported_once(tmp_path, source):
     words = ["-c", "import sys; from napari_wsigpu.cli import main; sys.exit(main())"]
     words += ["convert", source, target]
     ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-    assert ended.stderr.count("was started again") == 1
+    assert ended.stderr.count("started from scratch") == 1
 
 
 def test_the_bar_on_a_terminal(tmp_path, source, monkeypatch):
@@ -157,7 +157,7 @@ def test_control_c_exits_cleanly(tmp_path):
                 break
         _, err = process.communicate()
     assert process.returncode == 130
-    assert err.splitlines()[1:] == ["Interrupted; the same command resumes the conversion."]
+    assert err.splitlines()[1:] == ["Interrupted; run the same command to resume the conversion."]
     assert not target.exists()
     assert (tmp_path / "out.tif.part" / "journal").exists()
 
@@ -249,7 +249,7 @@ def test_several_sources(tmp_path, source, capsys):
 
 def test_several_sources_need_different_targets(tmp_path, source, capsys):
     assert main(["convert", str(source), str(source), str(tmp_path / "out.tif")]) == 1
-    assert "write {name} into the target" in capsys.readouterr().err
+    assert "include {name} in the target" in capsys.readouterr().err
     assert not (tmp_path / "out.tif").exists()
 
 

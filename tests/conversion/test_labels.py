@@ -40,7 +40,7 @@ def test_labels_align_with_their_level(coarse, tmp_path):
 @pytest.mark.parametrize(
     ("pixels", "sentence"),
     [(np.zeros((4, 4), int), "pass integers of shape"),
-     (np.zeros((4, 4, 3), int), "do not fit level 1"), (np.zeros((4, 4)), "do not fit level 1")],
+     (np.zeros((4, 4, 3), int), "do not match level"), (np.zeros((4, 4)), "do not match level")],
 )  # fmt: skip
 def test_invalid_labels_raise(coarse, tmp_path, pixels, sentence):
     with pytest.raises(ConversionError, match=sentence):

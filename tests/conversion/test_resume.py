@@ -247,7 +247,7 @@ def test_changed_options_restart(tmp_path, source):
     interrupted(source, target, compression="deflate")
     done = convert(source, target, compression="raw")
     assert done.tiles_found == 0
-    assert "started again, because the options have changed" in done.notes[0]
+    assert "started from scratch, because the options have changed" in done.notes[0]
     assert_equal_levels(pyramid_of(target), pyramid_of(source))
 
 

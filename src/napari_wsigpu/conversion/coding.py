@@ -144,7 +144,7 @@ def new_coding(layout: SlideLayout, options: Options) -> Coding:
 def coding_above(
     slide: Slide, level: LevelLayout, coding: Coding, options: Options
 ) -> Coding | None:
-    """Return an encoding for averages of tiles copied with `coding`, or None if that is not JPEG.
+    """Return an encoding for averages of tiles copied with `coding`; None if they are not JPEG.
 
     Averages of JPEG tiles become JPEG, with the same subsampling and about the same quality:
     lossless averages can take more space than the tiles themselves.
@@ -176,7 +176,7 @@ def check_ome(slide: Slide) -> None:
 
 
 def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding | None:
-    """Return the encoding of a level's tiles if a TIFF can hold them unchanged, otherwise None."""
+    """Return the encoding of a level's tiles; None unless a TIFF can hold them unchanged."""
     encoding, grid = level.encoding, level.grid
     compression = COPYABLE.get(encoding.compression)
     requested = options.compression and COMPRESSION_TAGS[options.compression]

@@ -129,7 +129,7 @@ class Plan:
     levels : tuple of PlannedLevel
         Levels of the result, plane by plane, finest first; the same number for each plane.
     planes : tuple of PlaneNumber
-        Planes to write, sorted by t, then z; every chosen t is combined with every chosen z.
+        Planes to write, sorted by t, then z: all combinations of the chosen t and z.
     shown : PlaneNumber
         The plane that the slide shows.
     channels : int
@@ -255,8 +255,8 @@ def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Rect:
     x, y, width, height = region
     if min(x, y) < 0 or x + width > slide.dimensions[0] or y + height > slide.dimensions[1]:
         raise ConversionError(
-            f"The region {x},{y},{width},{height} reaches beyond the slide of "
-            f"{slide.dimensions[0]} x {slide.dimensions[1]} pixels; choose a region within it."
+            f"The region {x},{y},{width},{height} extends beyond the slide "
+            f"({slide.dimensions[0]} x {slide.dimensions[1]} pixels); choose a region within it."
         )
     scale = layout.downsample(slide.layout.levels[0])
     left = min(_rounded(x / scale), layout.width - 1)

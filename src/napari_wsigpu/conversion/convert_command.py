@@ -30,16 +30,16 @@ NAME = "{name}"
 # Attributes of the parsed arguments that are not keyword arguments of `convert`.
 OTHERS = "source", "target", "json", "run"
 EPILOG = """\
-The ending of TARGET selects the format:
-  .tif, .tiff          tiled BigTIFF pyramid, which OpenSlide reads too
+The extension of TARGET selects the format:
+  .tif, .tiff          tiled BigTIFF pyramid, also readable by OpenSlide
   .ome.tif, .ome.tiff  OME-TIFF
   .zarr, .ome.zarr     OME-Zarr 0.5
   .png                 image of one level
 
-{name} in TARGET stands for the name of the source without its ending:
+{name} in TARGET is replaced by the name of the source without its extension:
   wsigpu convert *.svs 'converted/{name}.ome.tif'
 
-Before it starts, the command prints the planned levels and tiles, and their estimated size. To
+Before it starts, the command prints the planned levels and tiles, and an estimate of their size. To
 resume an interrupted conversion, run the same command again.
 """
 
@@ -57,8 +57,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--compression",
         choices=("raw", "jpeg", "deflate", "zstd", "lz4"),
-        help="by default tiles are copied where possible, averages of JPEG tiles compressed with "
-        "JPEG, and others losslessly",
+        help="by default, tiles are copied if possible; averages of JPEG tiles are compressed with "
+        "JPEG, all other tiles losslessly",
     )
     parser.add_argument(
         "--lossless",
@@ -71,26 +71,29 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--region",
         type=_region,
         metavar="X,Y,W,H",
-        help="write a part of the slide, in pixels of level 0, without the thumbnail",
+        help="write only this part of the slide, in pixels of level 0, without the thumbnail",
     )
     parser.add_argument(
         "--level",
         type=int,
         default=0,
         metavar="N",
-        help="the level that becomes level 0, numbered as in `wsigpu info`; higher numbers select "
-        "averaged levels, between the stored ones or coarser",
+        help="level to write as level 0, numbered as in `wsigpu info`; higher numbers select "
+        "computed levels, which lie between the stored ones or are coarser",
     )
     for axis in "zt":
         parser.add_argument(
             f"--{axis}",
             type=int,
             metavar="N",
-            help=f"write one plane along {axis}, from 0; by default OME-TIFF and OME-Zarr hold all",
+            help=f"write only plane N along {axis}, from 0; by default, OME files hold all planes",
         )
     parser.add_argument("--workers", type=int, metavar="N", help="number of encoding threads")
     parser.add_argument(
-        "--quality", type=int, metavar="Q", help="with --compression jpeg: 1 to 100 (default 90)"
+        "--quality",
+        type=int,
+        metavar="Q",
+        help="quality for --compression jpeg, 1 to 100 (default 90)",
     )
     parser.add_argument(
         "--shard", type=int, metavar="N", help="OME-Zarr: store N x N tiles per file"
@@ -99,12 +102,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--color",
         choices=("stored", "srgb"),
         default="stored",
-        help="keep pixels as stored, or convert them to sRGB with the slide's ICC profile",
+        help="keep colors as stored, or convert them to sRGB with the slide's ICC profile",
     )
     parser.add_argument(
         "--private",
         action="store_true",
-        help="keep data that may identify a patient: fields, dates, text in tiles, label and macro",
+        help="keep data that may identify a patient: metadata, text in tiles, label, macro, dates",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
     parser.add_argument("--json", action="store_true", help="print one line of JSON per result")
@@ -112,7 +115,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def with_value(words: Sequence[str]) -> list[str]:
-    """Join `--region` and a value that starts with a minus, which argparse takes for an option."""
+    """Join `--region` and a negative value, which argparse would take for an option."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "--region" and word[:1] == "-" and word[1:2].isdigit():
@@ -126,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     sources, targets = options.source, _targets(options.source, options.target)
     if len(set(targets)) < len(targets):
         shared = f"Several sources would be written to '{_repeated(targets)}'; "
-        advice = f"write {NAME} into the target" if NAME not in options.target else "rename one"
+        advice = f"include {NAME} in the target" if NAME not in options.target else "rename one"
         print(f"{shared}{advice}.", file=sys.stderr)
         return 1
     status = 0
@@ -139,8 +142,8 @@ def _run(options: argparse.Namespace) -> int:
                 print_status(bar, "\n".join([str(error), *getattr(error, "__notes__", ())]))
                 status = 1
             except KeyboardInterrupt:
-                again = "starts from scratch" if _is_png(target) else "resumes the conversion"
-                print_status(bar, f"Interrupted; the same command {again}.")
+                again = "start over" if _is_png(target) else "resume the conversion"
+                print_status(bar, f"Interrupted; run the same command to {again}.")
                 return INTERRUPTED
     return status
 
@@ -163,7 +166,7 @@ def _convert(
     progress = interruptible(bar, interrupted)
     done = convert(source, target, announce=announce, progress=progress, **values)
     size = _size_of(Path(done.path))
-    found = f", {done.tiles_found} already there" if done.tiles_found else ""
+    found = f", {done.tiles_found} written earlier" if done.tiles_found else ""
     tiles = f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found}"
     written = "Written" if _is_png(done.path) else tiles
     print_status(bar, f"{written} in {done.seconds:.1f} s, {byte_size(size)}")

@@ -57,7 +57,7 @@ MOST_WORKERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The outcome of `convert`.
+    """The result of `convert`.
 
     Attributes
     ----------
@@ -113,16 +113,16 @@ def convert(
 
     The unfinished result is kept in a folder next to the target (``TARGET.part``). If the
     conversion fails or is interrupted, or the process is killed, the same call resumes it. It
-    starts again from scratch if the source or the options have changed, and always for PNG.
+    starts from scratch if the source or the options have changed, and always for PNG.
 
     Parameters
     ----------
     source : str, PathLike or Slide
         Path or URL of the slide, as for `open_slide`, or an open slide, which stays open.
     target : str or PathLike
-        Path of the result; its suffix selects the format: ``.tif`` or ``.tiff`` for a tiled
-        BigTIFF pyramid that OpenSlide reads too, ``.ome.tif`` or ``.ome.tiff`` for OME-TIFF,
-        ``.zarr`` for OME-Zarr 0.5, ``.png`` for an image of one level.
+        Path of the result; its suffix selects the format: ``.tif`` or ``.tiff`` for a tiled BigTIFF
+        pyramid that OpenSlide can read too, ``.ome.tif`` or ``.ome.tiff`` for OME-TIFF, ``.zarr``
+        for OME-Zarr 0.5, ``.png`` for an image of one level.
     compression : {"raw", "jpeg", "deflate", "zstd", "lz4"}, optional
         Tile compression: raw, JPEG, deflate or zstd in TIFF; raw, zstd or LZ4 (which nvCOMP can
         read) in OME-Zarr. TIFF tiles that already have this compression and the right size are
@@ -339,7 +339,7 @@ class _Conversion:
         if self.found < known:
             self.notes.append(
                 f"{known - self.found} tiles in '{self._work.data.parent}' were damaged or "
-                "followed damaged ones, and were written again."
+                "followed damaged ones, so they were written again."
             )
         for index in levels:
             journal.skip(index, self._plan.blank_tiles(index))

@@ -1,4 +1,4 @@
-"""`Forecast`: the tiles that a conversion is going to write, and their estimated size."""
+"""`Forecast`: the tiles that a conversion will write, and their estimated size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMATS: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The tiles that a conversion is going to write, and their estimated size.
+    """The tiles that a conversion will write, and their estimated size.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def forecast(slide: Slide, plan: Plan, options: Options) -> Forecast:
         if level.copied:
             size += _copied_size(slide, level, tiles)
         if index < plan.levels_per_plane:
-            # Averages of averages compress like the averages that they are made of.
+            # Averages of averages compress about as well as the averages themselves.
             again = level.halved and levels[index - 1].halved
             rates.append(rates[-1] if again else _tile_rate(slide, plan, index, tiles, options))
         if not level.copied:
@@ -111,7 +111,7 @@ def forecast(slide: Slide, plan: Plan, options: Options) -> Forecast:
 def _tile_rate(
     slide: Slide, plan: Plan, index: int, tiles: NDArray[np.intp], options: Options
 ) -> float:
-    """Return the mean encoded size of sampled tiles of a level; 0 if the level is copied."""
+    """Return the mean encoded size of a sample of a level's tiles; 0 if the level is copied."""
     level = plan.levels[index]
     if level.copied or not len(tiles):
         return 0.0

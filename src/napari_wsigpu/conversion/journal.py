@@ -60,7 +60,7 @@ class Journal:
     found : bool
         Whether the file existed and has the same identity.
     changed : str or None
-        Reason not to continue an existing file, as a clause for messages.
+        Why an existing file can't be continued, as a clause for messages.
 
     Raises
     ------

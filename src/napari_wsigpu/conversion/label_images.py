@@ -84,7 +84,7 @@ def save_labels(
     size = found.height, found.width
     if labels.ndim != 2 or labels.dtype.kind not in "iu" or labels.shape != size:
         raise ConversionError(
-            f"Labels of shape {labels.shape} and type {labels.dtype} do not fit level {level}; "
+            f"Labels of shape {labels.shape} and type {labels.dtype} do not match level {level}; "
             f"pass integers of shape {size}."
         )
     if not path.exists():
@@ -122,7 +122,7 @@ def _check(zarr: ModuleType, path: Path, shape: tuple[int, ...]) -> None:
 
 def _write(group: zarr.Group, labels: Array, image: dict[str, Any], name: str) -> None:
     """Write a pyramid by taking every second pixel, with the scale and position of `image`."""
-    # Averaging would invent object numbers.
+    # Averaging would create wrong object numbers.
     axes = [axis for axis in image["axes"] if axis["name"] in ("y", "x")]
     given = image["datasets"][0][TRANSFORMATIONS]
     first = {step["type"]: step[step["type"]][-2:] for step in given}

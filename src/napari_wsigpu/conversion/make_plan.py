@@ -282,7 +282,7 @@ def _tile_size(source: PyramidLevel, options: Options, same_tiles_as: PlannedLev
 def _copied(
     slide: Slide, options: Options, occupied: OccupiedRanges, source: PyramidLevel, window: Rect
 ) -> Coding | None:
-    """Return the encoding of a level whose tiles can be copied, otherwise None."""
+    """Return the encoding of a level whose tiles can be copied; None for others."""
     grid = source.layout.grid
     sides = grid.tile_height, grid.tile_width
     if options.kind in ("ome-zarr", "png") or source.number >= slide.level_count:

@@ -1,6 +1,6 @@
 """Byte ranges of a TIFF file that hold metadata or private images instead of tiles.
 
-A damaged byte count may extend a tile far beyond its pixels, into text that names a patient or into
+A damaged byte count may extend a tile far beyond its data, into text that names a patient or into
 the label image. Decoders ignore those bytes, but a copy would include them, so tiles that overlap
 such a range are encoded again.
 """
@@ -99,7 +99,7 @@ def _reader(slide: Slide, base: int, file_size: int) -> Read:
 
 
 def _ranges(read: Read) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of each directory and of each tag value stored outside of it."""
+    """Yield (offset, length) of each directory, and of each tag value stored outside it."""
     head = read(0, 16)
     if not head.startswith(TIFF_MAGIC):
         return

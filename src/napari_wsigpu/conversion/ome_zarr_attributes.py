@@ -28,7 +28,7 @@ def import_zarr() -> ModuleType:
         return import_module("zarr")
     except ImportError:
         raise MissingPackageError(
-            'OME-Zarr needs zarr, which is not installed; run pip install "napari-wsigpu[zarr]".'
+            'OME-Zarr requires zarr, which is not installed; run pip install "napari-wsigpu[zarr]".'
         ) from None
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
 # Entries of an OME-Zarr next to its levels, and entries of an array's folder.
 ASSOCIATED, PROFILE, ARRAY = "associated", "icc_profile", ("zarr.json", "c")
-# Optimistic compression ratios of slides, to estimate the minimum disk space.
+# Optimistic compression ratios, to estimate the minimum disk space.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -89,7 +89,7 @@ def check_path(path: Path, *, overwrite: bool) -> None:
         other = next(_foreign_files(path), None)
     if other is not None:
         raise TargetExistsError(
-            f"'{path}' is never overwritten, because it also contains other files, such as "
+            f"'{path}' can't be overwritten, because it also contains other files, such as "
             f"'{other.relative_to(path)}'; choose another name."
         )
 
@@ -119,7 +119,7 @@ def partial_path(path: Path) -> Path:
     Raises
     ------
     TargetExistsError
-        If that path exists and is not an unfinished conversion of this user.
+        If that path exists and is not this user's unfinished conversion.
     TargetWriteError
         If it is not accessible.
     """
@@ -132,7 +132,7 @@ def partial_path(path: Path) -> Path:
 
 
 def is_own_partial(work: Path, *, png: bool = False) -> bool:
-    """Whether a path is free or holds an unfinished conversion of this user.
+    """Whether a path is free or holds this user's unfinished conversion.
 
     Symbolic links are not followed: another user may have planted them in a shared folder.
     """
@@ -239,8 +239,8 @@ def check_space(folder: Path, plan: Plan, options: Options, written: int) -> Non
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TargetWriteError(
-            f"The disk of '{folder.parent}' has {byte_size(free)} left, but at least "
-            f"{byte_size(needed)} are needed; free some space, or choose another disk."
+            f"The disk of '{folder.parent}' has only {byte_size(free)} free, but the conversion "
+            f"needs at least {byte_size(needed)}; free some space, or choose another disk."
         )
 
 
@@ -275,7 +275,7 @@ class PartialResult:
         self.journal = journal
         self.data = folder / DATA
         self.resumable = journal.found
-        restarted = f"The conversion in '{folder}' was started again, because {journal.changed}."
+        restarted = f"The conversion in '{folder}' started from scratch, because {journal.changed}."
         self.notes = [restarted] if journal.changed else []
 
     def finish(self) -> str:
@@ -300,7 +300,7 @@ def partial_result(
     keep: bool,
     cancelled: Event | None,
 ) -> Iterator[PartialResult]:
-    """Provide the folder of an unfinished result next to a target; on failure, keep or remove it.
+    """Provide a folder for the unfinished result next to a target; on failure, keep or remove it.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def partial_result(
             # A damaged source stays damaged, so the partial result is useless.
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            note = f"The partial result is in '{folder}'; repeat the conversion to resume it."
+            note = f"The partial result is in '{folder}'; run the conversion again to resume it."
             error.add_note(note)
         if was_cancelled:
             raise ConversionCancelledError from error

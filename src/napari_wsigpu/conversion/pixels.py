@@ -1,4 +1,4 @@
-"""Read a slide for a conversion: every stored pixel once, averaging coarser levels on the way."""
+"""Read a slide for a conversion: each stored pixel once, averaging coarser levels along the way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide.slide import Slide
 
-    # Encodes tiles in any thread; the calling thread passes the result to `write` of the target.
+    # Encodes tiles in any thread; the calling thread passes the result to the target's `write`.
     Job = Callable[[], Sequence["Segment"]]
     Masking = Callable[[Array, int, int], Array]
 
@@ -123,7 +123,7 @@ def copied_segments(slide: Slide, plan: Plan, level: int, done: Mask) -> Generat
 
 
 def read_blocks(slide: Slide, plan: Plan, group: range, done: list[Mask]) -> Generator[Block]:
-    """Yield the blocks that have unfinished tiles, on a level and on the levels averaged from it.
+    """Yield the blocks with unfinished tiles of a level and of the levels averaged from it.
 
     Each coarser block follows the four finer blocks that it averages, so at most four blocks per
     level are in memory.
@@ -235,7 +235,7 @@ class _Walk:
 
 
 def outline_mask(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Masking | None:
-    """Return a function that fills pixels outside of an outline with background.
+    """Return a function that fills pixels outside an outline with background.
 
     The function takes pixels, and the row and column of the upper left pixel in the level. Without
     an outline, the result is None.

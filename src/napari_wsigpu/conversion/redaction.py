@@ -1,6 +1,6 @@
-"""Redact encoded tiles: overwrite bytes that no decoder needs with zeros.
+"""Redact encoded tiles: overwrite bytes that decoders don't need with zeros.
 
-Comments, EXIF and similar parts may name a patient. The length of a tile stays the same, so no
+Comments, EXIF data and the like may name a patient. The length of a tile stays the same, so no
 offset or length field changes, and a tile without such parts is returned unchanged.
 """
 

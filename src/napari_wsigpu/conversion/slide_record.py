@@ -37,7 +37,7 @@ class AssociatedPixels(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """Everything that a target writes, and where.
+    """Everything that a target writes, and the path to write to.
 
     Attributes
     ----------
@@ -110,8 +110,8 @@ def associated_pixels(
     """Return the associated images to write, and a message for each one that cannot be read.
 
     The label and macro images may show a patient's name and are written only if `private` is true.
-    They show the glass slide, so they are kept for a region, too. Other images, such as the
-    thumbnail, show the whole scan and are left out if only a part of it is converted.
+    They show the glass slide, so a region keeps them too. Other images, such as the thumbnail,
+    show the whole scan and are left out if only a region is converted.
     """
     found: list[AssociatedPixels] = []
     problems: list[str] = []

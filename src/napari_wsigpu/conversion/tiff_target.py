@@ -62,7 +62,7 @@ class TiffTarget:
         self._pages_per_level = len(plan.planes) * plan.levels[0].planes
 
     def prepare(self, checked: Callable[[int], None]) -> None:
-        """Write everything but tiles, and keep the written tiles before the first damaged one.
+        """Write everything but tiles; keep already written tiles up to the first damaged one.
 
         `checked` is called with the number of tiles that were verified since its last call.
         """
@@ -113,7 +113,7 @@ class TiffTarget:
             self._end += len(data)
 
     def sync(self) -> None:
-        """Wait until the written data is safe from a power failure."""
+        """Wait until the written data would survive a power failure."""
         os.fsync(self._handle)
 
     def finish(self) -> None:

@@ -136,7 +136,7 @@ class ZarrTarget:
     def sync(self) -> None:
         """Do nothing: an fsync per chunk file would take too long.
 
-        A resumed conversion detects chunks that a power failure damaged by their CRC-32.
+        A resumed conversion checks CRC-32s, which reveal chunks damaged by a power failure.
         """
 
     def finish(self) -> None:
@@ -298,7 +298,7 @@ class ZarrTarget:
     def _omero(self) -> dict[str, object]:
         """Return the "omero" attribute: names, colors and display windows of the channels.
 
-        Windows of integer RGB span the whole sample range; others are computed from pixels of the
+        Windows of integer RGB span the whole sample range; all others are computed from the
         coarsest level.
         """
         plan = self._plan
