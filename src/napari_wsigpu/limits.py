@@ -1,4 +1,4 @@
-"""Named limits on the memory and time that a file or a server may cost; users can raise them."""
+"""Named limits on the memory and time that a file or server may take; users can raise them."""
 
 from napari_wsigpu.model.limits import Limits, limits
 

@@ -59,7 +59,7 @@ def channel_colors(channels: Sequence[Channel]) -> list[str | None]:
 
 
 def contrast_limits(pixels: Array) -> tuple[float, float]:
-    """Return the values to show as black and as full brightness, derived from an overview.
+    """Return the values to show as black and at full brightness, derived from an overview.
 
     They are percentiles, so that a few bright specks do not darken everything else. If nearly all
     pixels are equal, they are the minimum and the maximum.

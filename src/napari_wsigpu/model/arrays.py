@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import cupy
 
-# A file declares the type of its samples, so it is unknown before the file is opened.
+# The sample type is declared in the file, so it is unknown until the file is opened.
 Array = NDArray[Any]
 DType = np.dtype[Any]
 ByteArray = NDArray[np.uint8]

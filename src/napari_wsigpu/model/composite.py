@@ -1,4 +1,4 @@
-"""`Composite`: the channels that are combined into one picture, and how each is shown."""
+"""`Composite`: the channels that are combined into one RGB image, and how each is shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChannelStyle:
     window : tuple of float or None
         Values shown as black and as `color`; None if they have not been determined yet.
     gamma : float
-        Exponent that is applied to values between them, relative to the window.
+        Exponent applied to values within the window, scaled to the range 0 to 1.
     visible : bool
         Whether the channel is part of the composite.
     """
@@ -40,17 +40,17 @@ class ChannelStyle:
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """A picture of several channels, whose colors are added in linear light.
+    """An RGB image of several channels, whose colors are added in linear light.
 
-    A composite of one channel looks the same as that channel in any viewer: only sums of colors
-    are computed in linear light.
+    A composite of a single channel looks the same as in any other viewer: linear light affects only
+    sums of colors.
 
     Attributes
     ----------
     channels : tuple of ChannelStyle
         One entry per channel of the slide.
     inverted : bool
-        Whether the picture is inverted, so that it is white where all channels are dark.
+        Whether the image is inverted, so that it is white where all channels are dark.
     """
 
     channels: tuple[ChannelStyle, ...]
@@ -82,5 +82,5 @@ class Composite:
         )
 
     def styled(self, index: int, style: ChannelStyle) -> Composite:
-        """Return a copy in which one channel has another style."""
+        """Return a copy in which a channel has the given style."""
         return replace(self, channels=(*self.channels[:index], style, *self.channels[index + 1 :]))

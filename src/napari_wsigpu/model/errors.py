@@ -1,7 +1,7 @@
 """The errors of this package. Messages name the problem, the file or tile, and what to do.
 
-Each class also inherits from the matching built-in exception, so that code that knows nothing about
-slides still catches it, for example with ``except FileNotFoundError``.
+Each class also inherits from the matching built-in exception, so that generic handlers catch it
+too, for example ``except FileNotFoundError``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Everything between a quote and the file name of the quoted path or URL.
 FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\\\\]+')")
 
-# The note by which a worker of a PyTorch loader passes on the arguments of a `TileError`.
+# The note in which a PyTorch loader's worker passes on the arguments of a `TileError`.
 ARGUMENTS = re.compile(r"^TileError arguments: (\[.*\])$", re.MULTILINE)
 
 
@@ -41,7 +41,7 @@ class SlideError(Exception):
     Attributes
     ----------
     message : str
-        The error's text with file names instead of full paths, short enough for a notification.
+        The error's text with file names instead of full paths, for notifications.
     """
 
     message = _Message()
@@ -92,7 +92,7 @@ class PlaneError(SlideError, IndexError):
 
 
 class NoSuchItemError(SlideError, KeyError):
-    """The slide has no associated image, metadata field or label image of this name."""
+    """The slide has no associated image, metadata field or label image with this name."""
 
     def __str__(self) -> str:  # `KeyError` would add quotes
         return str(self.args[0])

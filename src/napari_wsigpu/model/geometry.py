@@ -1,4 +1,4 @@
-"""Rectangles, and positions along an axis, in pixels or tiles as the caller decides."""
+"""Rectangles and positions along an axis; the caller chooses the unit, pixels or tiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class computed_once(Generic[Value]):  # noqa: N801 (a decorator)
 
     It takes no lock. `cached_property` in Python 3.11 has one lock for all instances, so a process
     that is forked while another thread holds that lock would wait forever. Without a lock, two
-    threads may both compute a first value; the later one is kept.
+    threads may both compute the first value; the later one is kept.
     """
 
     def __init__(self, function: Callable[..., Value]) -> None:

@@ -19,8 +19,8 @@ INTERRUPTED = 130
 def interrupt_event() -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C sets; a second Ctrl-C interrupts immediately.
 
-    Raising from a signal handler is not reliable: Python drops an exception that is raised while a
-    finalizer runs. Outside of the main thread, which receives all signals, the event is never set.
+    Raising from a signal handler is unreliable: Python drops exceptions raised while a finalizer
+    runs. Only the main thread receives signals; in any other thread, the event is never set.
     """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -108,7 +108,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileGrid:
-    """Where a level's tiles are in the file.
+    """The positions of a level's tiles in the file.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class TileGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AxisMapping:
-    """How one axis of an image is mapped to an axis of a mosaic, as a list of segments.
+    """Mapping of an axis of an image to an axis of a mosaic, as a list of segments.
 
     Attributes
     ----------
@@ -362,7 +362,7 @@ class LevelLayout:
         The Zarr array that `grid` divides into tiles, if there is one. Offsets then refer to a
         virtual file that holds all tiles uncompressed.
     library : LibraryImage or None
-        The third-party library that decodes the level, if any. Offsets are then virtual, too.
+        The third-party library that decodes the level, if any. Offsets are then virtual too.
     categorical : bool
         Whether samples are object numbers: computed levels take one pixel of each 2 x 2 block
         instead of averaging.
@@ -438,9 +438,9 @@ class LevelLayout:
         return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
 
     def downsample(self, base: LevelLayout) -> float:
-        """Return the number of pixels of `base` per pixel of this level.
+        """Return the number of pixels of `base` per pixel of this level, along one axis.
 
-        A value stated in the file takes precedence over the mean ratio of both axes.
+        A value stated in the file takes precedence over the mean of both axes' ratios.
         """
         if self.reduction is not None and base.reduction is not None:
             return self.reduction / base.reduction
@@ -506,8 +506,8 @@ class SlideFile:
     size, modified_ns : int
         Size in bytes and modification time when the slide was opened.
     changed_ns, inode : int or None
-        Status change time (ctime) and inode number; None if unknown. Unlike the modification time,
-        programs that copy files cannot set these.
+        Status change time (ctime) and inode number; None if unknown. Programs that copy files can
+        set the modification time, but not these.
     """
 
     path: str
@@ -720,8 +720,8 @@ class SlideLayout:
     def without_private_data(self) -> SlideLayout:
         """Return a copy for reading pixels, without metadata that may identify a patient.
 
-        The copy keeps `path`, which is needed to open the slide again. Call this method on both
-        layouts before comparing them after the slide has been opened again.
+        The copy keeps `path`, which is needed to open the slide again. To compare layouts after a
+        slide has been opened again, call this method on both.
         """
         hashed = tuple(file.without_path(self.path) for file in self.files)
         return replace(
@@ -785,7 +785,7 @@ class LabelLayout:
 
 
 class PyramidLevel(NamedTuple):
-    """A level as viewers show it.
+    """A level in the pyramid that viewers show.
 
     Attributes
     ----------
@@ -796,7 +796,7 @@ class PyramidLevel(NamedTuple):
     finer : int or None
         Number of the level from which missing tiles are averaged, if there is one.
     inserted : bool
-        Whether it is computed to bridge a large step to the slide's next coarser level.
+        Whether it fills a large gap before the slide's next coarser level.
     """
 
     number: int

@@ -1,7 +1,7 @@
-"""Named limits on the memory and time that a file or a server may cost; users can raise them.
+"""Named limits on the memory and time that a file or server may take; users can raise them.
 
-Parsers and decoders check `limits` before they allocate as much memory, loop as often or wait as
-long as a file or server demands. If a limit is exceeded, the error names it.
+Parsers and decoders check `limits` before they allocate the memory, or run or wait for the time,
+that a file or server demands. If a limit is exceeded, the error names it.
 
 Examples
 --------
@@ -51,8 +51,8 @@ class Limits:
         Images (TIFF directories) in a file.
     pages : int
         TIFF directories that must be parsed one by one: all directories of a slide scanner's file,
-        and of any other file if its directories differ or have subimages. In the second case, files
-        over 10 MB may have one directory per 2,560 bytes.
+        and of any other file if its directories differ or have subimages. Other files over 10 MB
+        may have one directory per 2,560 bytes.
     subimages : int
         Images (SubIFDs) of one TIFF directory.
     planes : int
@@ -105,7 +105,7 @@ class Limits:
         return self.header_bytes // 16
 
     def advice(self, name: str) -> str:
-        """Return the end of an error message: the value of a limit, and how to raise it."""
+        """Return the end of an error message: a limit's value, and how to raise the limit."""
         value = getattr(self, name)
         size = byte_size(value) if name.endswith("_bytes") else f"{value:,}"
         return f"the limit is {size}; if you trust the file, raise the limit {name!r}"

@@ -1,7 +1,7 @@
 """Separate a slide's technical metadata from data that may identify a patient.
 
 `technical.SECTIONS` lists the fields of each vendor that may be shown. All other values are hidden,
-even where other fields or messages repeat them.
+even if other fields or messages repeat them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DYE = re.compile(
     r"|(af|alexa( ?fluor)?|atto|bodipy|cf|cy|draq|dylight|opal)[ -]?\d{1,5}",
     re.IGNORECASE,
 )
-# Words that are common in messages about slides and identify nobody.
+# Common words in messages about slides, which identify nobody.
 COMMON = frozenset({
     "and", "area", "associated", "channel", "channels", "data", "default", "file", "for", "image",
     "images", "label", "labels", "level", "levels", "macro", "name", "none", "not", "off", "one",
@@ -68,7 +68,7 @@ OPENING, CLOSING = re.compile(r"(?:^|(?<=[\s(]))['\"]"), re.compile(r"['\"](?=[\
 
 
 class Screen:
-    """Hides everything in a slide's metadata and messages that may identify a patient.
+    """Hides whatever may identify a patient in a slide's metadata and messages.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def _hidden(value: object) -> object:
 
 
 def _texts(value: object) -> Iterable[str]:
-    """Yield the strings to search for in case other fields repeat a private value."""
+    """Yield the strings to search for, in case other fields repeat a private value."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -201,7 +201,7 @@ def _texts(value: object) -> Iterable[str]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is empty, a yes or no, or consists of numbers with optional units."""
+    """Whether a value is empty, yes or no, or only numbers with optional units."""
     text = str(value)
     if len(text) > LONGEST_TEXT:
         return False

@@ -1,8 +1,8 @@
-"""The metadata fields that may be shown to anybody, as one table with a section per vendor.
+"""Metadata fields that may be shown to anyone: one table with a section per vendor.
 
-All other fields are hidden, names and values. List a field only if the scanner's software writes
-it, so that nobody can have typed a patient's name into it. Names are compared without case, spaces
-and punctuation, and numbers of up to three digits match each other. ``Outer.Inner`` is an `Inner`
+All other fields are hidden, names and values. List a field only if the scanner's software fills it
+in: nobody can then have typed a patient's name into it. Names are compared without case, spaces and
+punctuation, and numbers of up to three digits match each other. ``Outer.Inner`` is an `Inner`
 directly within an `Outer`; it takes precedence over a plain `Inner`.
 """
 
@@ -18,7 +18,7 @@ class Kind(Enum):
     """Kind of a field's value.
 
     NUMBER
-        Numbers with or without units, yes or no. Any other value is hidden.
+        Numbers with or without units, or yes and no. Any other value is hidden.
     TEXT
         Text that the scanner's software writes.
     GROUP
