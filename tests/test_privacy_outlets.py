@@ -137,7 +137,7 @@ def test_plates(tmp_path):
     pixels = [gallery.CHANNELS]
     zarrs.write_image(plate / well / MARK, pixels, more={"omero": {"name": MARK}, MARK: MARK})
     for folder in (plate, plate / well):
-        with pytest.raises(SlideError, match="of many images") as refused:
+        with pytest.raises(SlideError, match="with many images") as refused:
             open_slide(folder, "cpu")
         check(f"{refused.value} {refused.value!r}", str(folder))
     with open_slide(plate / well / MARK, "cpu") as slide:

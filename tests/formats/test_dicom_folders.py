@@ -191,7 +191,9 @@ def test_dicomdir_with_missing_files(medium):
     with open_slide(medium / "DICOMDIR", device="cpu") as slide:
         assert slide.layout.problems == ("3 of 4 listed slide files are missing.",)
     next(path for path, height in found.items() if height == 300).unlink()
-    with pytest.raises(UnsupportedSlideError, match=r"None of the 4 slide files that '.*DICOMDIR'"):
+    with pytest.raises(
+        UnsupportedSlideError, match=r"None of the 4 slide files listed in '.*DICOMDIR'"
+    ):
         open_slide(medium / "DICOMDIR")
 
 

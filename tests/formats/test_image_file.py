@@ -105,7 +105,7 @@ def test_transparency_of_gray_is_a_problem(tmp_path):
     (tmp_path / "a.png").write_bytes(saved(GRAY, "png", "LA"))
     with open_slide(tmp_path / "a.png", "cpu") as slide:
         np.testing.assert_array_equal(slide.levels[0][..., 0], GRAY)
-        assert slide.layout.problems == ("The picture's transparency is not shown.",)
+        assert slide.layout.problems == ("The image's transparency is not shown.",)
 
 
 def png_header(width, height, bits=8, color=2):

@@ -230,7 +230,7 @@ def test_names_that_lead_out_of_the_folder(path):
     ini = path.with_suffix("") / "Slidedat.ini"
     text = ini.read_text("utf-8-sig").replace("Data0000.dat", "../secret.dat")
     ini.write_text(text, "utf-8")
-    with pytest.raises(CorruptSlideError, match="points outside of its folder"):
+    with pytest.raises(CorruptSlideError, match="points outside its folder"):
         open_slide(path)
 
 

@@ -521,8 +521,8 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("ome", "error", "words"),
         [
-            ({"plate": {"wells": []}}, UnsupportedSlideError, "a plate of many images; open"),
-            ({"well": {"images": []}}, UnsupportedSlideError, "a well of many images; open"),
+            ({"plate": {"wells": []}}, UnsupportedSlideError, "a plate with many images; open"),
+            ({"well": {"images": []}}, UnsupportedSlideError, "a well with many images; open"),
             ({"labels": ["a"]}, NotASlideError, "a list of label images; open"),
             ({}, NotASlideError, "without multiscale images; open"),
             ({"multiscales": []}, NotASlideError, "without multiscale images; open"),

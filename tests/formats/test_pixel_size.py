@@ -127,8 +127,8 @@ def test_senseless_tags(tmp_path, text, code, kind):
         (2, 72, "72 dpi"),
         (2, 96, "96 dpi"),
         (3, 72 / 2.54, "72 dpi"),
-        (2, 1, "1 pixel an inch"),
-        (3, 1, "1 pixel a centimeter"),
+        (2, 1, "1 pixel per inch"),
+        (3, 1, "1 pixel per centimeter"),
         (None, 72, "72 dpi"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_plane_that_a_czi_lacks(tmp_path):
     with open_slide(path, "cpu") as slide:
         assert (slide.planes.z, slide.planes.t, slide.levels[0][0, 0, 0]) == (0, 0, 1)
         assert slide.plane(1, 1).levels[0][0, 0, 0] == 2
-        with pytest.raises(PlaneError, match="no image of the plane z = 1, t = 0"):
+        with pytest.raises(PlaneError, match="no image at z = 1, t = 0"):
             slide.plane(1, 0)
 
 
@@ -304,7 +304,7 @@ def test_a_plane_that_a_vsi_lacks(tmp_path):
             1,
             10,
         ]
-        with pytest.raises(PlaneError, match="no tile of the plane z = 1, t = 1"):
+        with pytest.raises(PlaneError, match="no tiles at z = 1, t = 1"):
             slide.plane(1, 1)
 
 

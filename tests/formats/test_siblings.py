@@ -87,7 +87,7 @@ def test_siblings_of_another_encoding_are_refused(tmp_path):
     other.mkdir()
     micromanager.write_stack(other, CHANNELS[:, :35])
     (other / second.name).replace(second)
-    with pytest.raises(UnsupportedSlideError, match="stored in different ways"):
+    with pytest.raises(UnsupportedSlideError, match="store images in different ways"):
         open_slide(first)
 
 

@@ -193,7 +193,7 @@ def test_the_reader_takes_a_folder_and_its_metadata(path, name):
 
 def test_reader_explains_plates(tmp_path):
     write_group(tmp_path / "plate.zarr", {"plate": {}})
-    with pytest.raises(ValueError, match="a plate of many images"):
+    with pytest.raises(ValueError, match="a plate with many images"):
         get_reader(str(tmp_path / "plate.zarr"))(str(tmp_path / "plate.zarr"))
 
 

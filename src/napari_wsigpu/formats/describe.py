@@ -1,4 +1,4 @@
-"""Find the format of a path or URL, and describe the slide as a `SlideLayout`."""
+"""Detect the format of a path or URL, and describe the slide as a `SlideLayout`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     # Keyword arguments of a `parse` function: `at`, or none, because not all formats have planes.
     Plane = Mapping[str, Mapping[str, int]]
 
-# Keep tifffile's messages off stderr unless the application configures logging: this package's
-# errors and problems report what is wrong with a file.
+# Keep tifffile's messages off stderr unless the application configures logging: this package
+# reports problems with a file itself.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
@@ -161,7 +161,7 @@ def _describe_any(path: str | os.PathLike[str], at: Mapping[str, int] | None) ->
     try:
         name = os.fsdecode(path)
     except TypeError:
-        raise NotASlideError(f"{path!r} is not a path; pass the name of a slide's file.") from None
+        raise NotASlideError(f"{path!r} is not a path; pass the path of a slide.") from None
     plane: Plane = {} if at is None else {"at": at}
     if is_url(name):
         return _describe_url(name, plane)
@@ -178,7 +178,9 @@ def _checked(layout: SlideLayout) -> SlideLayout:
     problems = [_without_siblings(text, layout) for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
-        problems.append(f"A pixel size of {mpp[0]:g} x {mpp[1]:g} µm is impossible and is ignored.")
+        problems.append(
+            f"The pixel size of {mpp[0]:g} x {mpp[1]:g} µm is impossible and is ignored."
+        )
         mpp = None
     date = iso_date(layout.scan_date)
     metadata = finite(layout.metadata)
@@ -239,7 +241,7 @@ def _describe_local(name: str, plane: Plane) -> SlideLayout:
 def _read_head(path: Path, status: os.stat_result) -> tuple[bytes, bool]:
     """Return the first bytes of a file, and whether it is NDPI."""
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
-        raise NotASlideError(f"'{path}' is not a regular file; choose a slide's file.")
+        raise NotASlideError(f"'{path}' is not a regular file; choose a slide file.")
     with path.open("rb", buffering=0) as file:
         return file.read(HEAD), hamamatsu.is_ndpi(file, status.st_size)
 
@@ -349,7 +351,7 @@ def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
         found = foreign.refusal(name, head)
         if found is not None:
             raise found
-        advice = "choose a slide's file"
+        advice = "choose a slide file"
         if served:
             advice = "download it, because servers are supported only for TIFF, DICOM and OME-Zarr"
         raise NotASlideError(

@@ -38,14 +38,15 @@ class Foreign(NamedTuple):
     is_slide: bool = True
 
 
-# Extensions that two vendors use are left out. The extension takes precedence over the first bytes.
+# Extensions that several vendors use are left out. The extension takes precedence over the first
+# bytes.
 FOREIGN = (
-    Foreign("a slide by KFBio (KFB)", BY_VENDOR, endings=(".kfb", ".kfbf")),
-    Foreign("a slide by Sqray (SDPC)", BY_VENDOR, ((0, b"SQ\0\0"),), (".sdpc", ".dyqx")),
-    Foreign("a slide by UNIC (TMAP)", BY_VENDOR, ((0, b"TMAP"),), (".tmap",)),
-    Foreign("a slide by Motic (MDS)", BY_VENDOR, endings=(".mds", ".mdsx")),
-    Foreign("a slide by InteMedic (TRON)", BY_VENDOR, endings=(".tron",)),
-    Foreign("a slide by Zhuan Zhi (ZYP)", BY_VENDOR, endings=(".zyp",)),
+    Foreign("a KFBio slide (KFB)", BY_VENDOR, endings=(".kfb", ".kfbf")),
+    Foreign("a Sqray slide (SDPC)", BY_VENDOR, ((0, b"SQ\0\0"),), (".sdpc", ".dyqx")),
+    Foreign("a UNIC slide (TMAP)", BY_VENDOR, ((0, b"TMAP"),), (".tmap",)),
+    Foreign("a Motic slide (MDS)", BY_VENDOR, endings=(".mds", ".mdsx")),
+    Foreign("an InteMedic slide (TRON)", BY_VENDOR, endings=(".tron",)),
+    Foreign("a Zhuan Zhi slide (ZYP)", BY_VENDOR, endings=(".zyp",)),
     Foreign("tiles of an Olympus slide (ETS)", "open its .vsi file", ((0, b"SIS\0"),)),
     Foreign("Leica LAS X images (LIF)", BY_BIO_FORMATS, ((0, b"\x70\0\0\0"),), (".lif",)),
     Foreign("Nikon images (ND2)", BY_BIO_FORMATS, ((0, b"\xda\xce\xbe\x0a"),), (".nd2",)),
@@ -62,10 +63,10 @@ FOREIGN = (
     *(
         Foreign(name, "convert it to TIFF", signatures, is_slide=False)
         for name, *signatures in (
-            ("a WebP picture", (8, b"WEBP")),
-            ("a JPEG XL picture", (0, b"\0\0\0\x0cJXL "), (0, b"\xff\x0a")),
-            ("a GIF picture", (0, b"GIF8")),
-            ("a Photoshop picture", (0, b"8BPS")),
+            ("a WebP image", (8, b"WEBP")),
+            ("a JPEG XL image", (0, b"\0\0\0\x0cJXL "), (0, b"\xff\x0a")),
+            ("a GIF image", (0, b"GIF8")),
+            ("a Photoshop image", (0, b"8BPS")),
         )
     ),
     Foreign("a ZIP archive", UNPACK, ((0, b"PK\3\4"), (0, b"PK\5\6")), is_slide=False),
@@ -73,7 +74,7 @@ FOREIGN = (
     Foreign("a 7z archive", UNPACK, ((0, b"7z\xbc\xaf\x27\x1c"),), is_slide=False),
     Foreign("a RAR archive", UNPACK, ((0, b"Rar!\x1a\7"),), is_slide=False),
     Foreign("a tar archive", UNPACK, ((257, b"ustar"),), is_slide=False),
-    Foreign("a PDF document", "choose a slide's file", ((0, b"%PDF-"),), is_slide=False),
+    Foreign("a PDF document", "choose a slide file", ((0, b"%PDF-"),), is_slide=False),
     Foreign(
         "a web page",
         "download the file itself, after logging in if the site requires it",

@@ -1,4 +1,4 @@
-"""JPEG, JPEG 2000 and PNG files: pictures of one tile, whose pyramid is computed.
+"""JPEG, JPEG 2000 and PNG files: ordinary images of one tile, whose pyramid is computed.
 
 A JPEG that is too large for one tile is divided at its restart markers, like those of Hamamatsu.
 """
@@ -64,19 +64,19 @@ SYCC, PALETTE = b"colr\1\0\0\0\0\0\x12", b"pclr"
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a file is a picture, unless its name shows another format that contains pictures."""
+    """Whether a file is an ordinary image, and its name doesn't indicate another format."""
     return head.startswith((JPEG, PNG, *JPEG_2000)) and not foreign.has_ending(path.name)
 
 
 def parse(path: Path) -> SlideLayout:
-    """Describe a picture as a slide with one level of one tile, or a large JPEG as several.
+    """Describe an image as a slide with one level of one tile; a large JPEG has several tiles.
 
     Raises
     ------
     CorruptSlideError
         If its header or the order of its restart markers is damaged.
     UnsupportedSlideError
-        If the picture is larger than a tile may be, or of an unsupported kind.
+        If the image is larger than a tile may be, or of an unsupported kind.
     """
     file = SlideFile.of(str(path), path.stat())
     with path.open("rb") as stream:
@@ -94,11 +94,11 @@ def parse(path: Path) -> SlideLayout:
         raise
     except DamagedPictureError as error:
         raise CorruptSlideError(
-            f"The picture '{path}' is damaged ({error}); get a fresh copy of it."
+            f"The image '{path}' is damaged ({error}); get a fresh copy of it."
         ) from error
     except ValueError as error:
         raise UnsupportedSlideError(
-            f"The picture '{path}' can't be opened ({error}); convert it to a tiled TIFF, for "
+            f"The image '{path}' can't be opened ({error}); convert it to a tiled TIFF, for "
             "example with 'vips tiffsave IN OUT --tile --pyramid'."
         ) from error
     level = levels[0]
@@ -169,7 +169,7 @@ def _profile(head: bytes) -> bytes | None:
 
 
 def _of_intervals(path: Path, head: bytes) -> LevelLayout | None:
-    """Describe a JPEG as tiles of restart intervals (ITU-T T.81, E.2.4); None if it can't be.
+    """Describe a JPEG as tiles of restart intervals (ITU-T T.81, E.2.4); None if impossible.
 
     It needs one sequential scan, and a whole number of intervals in each row of units.
     """
@@ -180,7 +180,7 @@ def _of_intervals(path: Path, head: bytes) -> LevelLayout | None:
     if len(frame) < 9 or scan[:1] != frame[5:6] or not interval:
         return None
     bits, height, width, samples = struct.unpack_from(">BHHB", frame)
-    # The units of a single component are blocks, whatever its sampling factors are.
+    # In a single component, the units are blocks, whatever the sampling factors are.
     if bits != BITS or samples not in (1, 3) or (samples == 1 and frame[7] != ONE_BLOCK):
         return None
     tile_height, tile_width, header = ndpi_jpeg_tile(head[:start])
@@ -229,7 +229,7 @@ def _png(head: bytes, size: int, problems: list[str]) -> LevelLayout:
     except (struct.error, KeyError):
         raise DamagedPictureError("its PNG header is damaged") from None
     if color == GRAY_WITH_ALPHA:
-        problems.append("The picture's transparency is not shown.")
+        problems.append("The image's transparency is not shown.")
     dtype = "uint16" if bits > 8 else "uint8"
     return _picture(0, size, (height, width, samples), dtype, COMPRESSION.PNG)
 

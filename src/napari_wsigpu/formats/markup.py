@@ -40,7 +40,7 @@ def _parsed(xml: str) -> Element:
     return found
 
 
-# Cached, because each plane of a stack is described separately, from the same XML.
+# Cached, because each plane of a stack is described separately from the same XML.
 _parsed_cached = lru_cache(maxsize=2)(_parsed)
 
 

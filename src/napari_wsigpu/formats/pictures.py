@@ -1,4 +1,4 @@
-"""Describe tiles and images without TIFF tags, from their own headers."""
+"""Describe tiles and images that have no TIFF tags, from their own headers."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
 
 
 def side_by_side(grid: TileGrid, tile_encoding: Encoding) -> LevelLayout:
-    """Describe the tiles of a mosaic as an image in which they lie side by side."""
+    """Describe the tiles of a mosaic as an image in which they are side by side."""
     width, height = grid.tile_width * grid.columns, grid.tile_height * grid.rows
     return LevelLayout(width, height, tile_encoding.samples * grid.planes, tile_encoding, grid)

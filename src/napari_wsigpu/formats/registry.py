@@ -40,7 +40,7 @@ class PathModule(Protocol):
     """A module that describes slides that are not TIFF, from a path.
 
     If its layouts have several `planes`, `parse` also takes the plane to describe as `at`, a
-    mapping of "z" and "t" to indices. The same holds for a `TiffModule`.
+    mapping of "z" and "t" to indices. The same is true of a `TiffModule`.
     """
 
     def probe(self, path: Path, head: bytes) -> bool:

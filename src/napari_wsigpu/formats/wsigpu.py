@@ -83,7 +83,7 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
 
 
 def read_record(text: str) -> Metadata:
-    """Parse a record; an empty one if it is damaged or too large."""
+    """Parse a record; return an empty one if it is damaged or too large."""
     if len(text) > LONGEST_RECORD or _depth(text) > DEEPEST:
         return {}
     try:
@@ -142,7 +142,7 @@ def first_pixel(
 
 
 def with_record(layout: SlideLayout, record: Mapping[str, object]) -> SlideLayout:
-    """Add the values of a record to a layout; values of a wrong type or range are left out."""
+    """Add the values of a record to a layout, except values of the wrong type or range."""
     mpp = _numbers(record.get("mpp"))
     scales = _numbers(record.get("downsamples"))
     levels = layout.levels

@@ -66,8 +66,8 @@ PIXELS = {
 # Dimensions whose position the caller selects, and dimensions whose first position is shown.
 SELECTABLE, FIRST = "ZT", "HRIBV"
 ASSOCIATED = {"Label": "label", "SlidePreview": "macro", "Thumbnail": "thumbnail"}
-# A level is left out if, in any scene, it covers less than this fraction of the area that the
-# finest level covers.
+# A level is left out if, in any scene, it covers less than this fraction of the finest level's
+# area.
 COVERED = 0.97
 # Relative difference up to which a scale counts as a power of two.
 NEAR = 0.1
@@ -179,8 +179,7 @@ def _choose(
         chosen = _at(found, held, shown)
     if not len(chosen):
         raise PlaneError(
-            f"'{path}' holds no image of the plane z = {shown['Z']}, t = {shown['T']}; choose "
-            "another plane."
+            f"'{path}' has no image at z = {shown['Z']}, t = {shown['T']}; choose another plane."
         )
     for letter in FIRST:
         chosen = chosen[chosen.starts[letter] == chosen.starts[letter].min()]

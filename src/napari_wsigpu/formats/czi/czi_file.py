@@ -102,7 +102,7 @@ class Attachment(NamedTuple):
 
 
 class CziFile:
-    """Reads the structure of a CZI file, or of a CZI file attached to another.
+    """Reads the structure of a CZI file, which may be attached to another one.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class CziFile:
     def subblocks(self) -> Subblocks:
         """Return the directory of subblocks."""
         if self.directory <= 0:
-            raise ValueError("it has no directory of images; writing it may have been interrupted")
+            raise ValueError("it has no image directory; writing may have been interrupted")
         head = self._segment(self.directory, b"ZISRAWDIRECTORY", 128)
         count = int.from_bytes(head[:4], "little", signed=True)
         used = int.from_bytes(self.read(self.directory + 24, 8), "little", signed=True)
@@ -218,12 +218,12 @@ def _entries(data: bytes, count: int) -> tuple[Integers, Integers]:
     for _ in range(count):
         number = int.from_bytes(data[offset + 28 : offset + 32], "little", signed=True)
         if data[offset : offset + 2] != b"DV" or not 0 < number <= MOST_DIMENSIONS:
-            raise ValueError("its directory of images is damaged")
+            raise ValueError("its image directory is damaged")
         offsets.append(offset)
         dimensions.append(number)
         offset += 32 + 20 * number
     if offset > len(data):
-        raise ValueError("its directory of images is truncated")
+        raise ValueError("its image directory is truncated")
     return np.array(offsets, np.int64), np.array(dimensions, np.int64)
 
 

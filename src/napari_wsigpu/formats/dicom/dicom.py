@@ -52,7 +52,7 @@ MOST_OTHER_FILES = 64
 DEEPEST = 5
 # Relative difference above which two stated lengths contradict each other.
 CONTRADICTORY = 0.01
-# Pixels by which writers round the sides of levels, and the rounding error of our own division.
+# Pixels: how far writers round the sides of levels, and the rounding error of our own division.
 MOST_ROUNDED, ROUNDED = 2, 0.01
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
@@ -117,8 +117,8 @@ def _parse_directory(path: Path, at: Mapping[str, int]) -> SlideLayout:
         raise other_kind(str(path))
     if not files:
         raise UnsupportedSlideError(
-            f"None of the {len(listed)} slide files that '{path}' lists was found; copy the whole "
-            "medium, with its folders."
+            f"None of the {len(listed)} slide files listed in '{path}' were found; copy the whole "
+            "disc or folder, including its subfolders."
         )
     layout = parse_files(str(path), None, files, at)
     if len(files) == len(listed):
@@ -206,7 +206,7 @@ def check_packages(path: str) -> None:
         from napari_wsigpu.formats.dicom import dicom_instance  # noqa: F401
     except ImportError as error:
         raise UnsupportedSlideError(
-            f"Reading the DICOM slide '{path}' needs more packages ({error}); "
+            f"Reading the DICOM slide '{path}' requires optional packages ({error}); "
             'run pip install "napari-wsigpu[dicom]" and restart.'
         ) from error
 
@@ -217,16 +217,16 @@ def is_wsi(head: bytes) -> bool:
 
 
 def may_be_dicom(name: str) -> bool:
-    """Whether a file of this name may be DICOM."""
+    """Whether a file with this name may be DICOM."""
     ending = PurePosixPath(name).suffix.lower()
     return ending in ENDINGS or ending[1:].isdigit()
 
 
 def slide_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders that hold files of DICOM slides: `root`, or folders below it.
+    """Yield the folders that hold DICOM slides: `root`, or folders below it.
 
-    The search is limited, so it may miss some folders. It does not enter the folders within a
-    folder of slide files.
+    The search is limited, so it may miss some folders. It does not enter subfolders of a folder
+    with slide files.
 
     Raises
     ------
@@ -278,7 +278,7 @@ def _one_series(
     """Return the files of the chosen file's series, by default of the largest image's series."""
     if chosen is None:
         levels = (each for each in instances if each.flavor == "VOLUME")
-        # Among images of one size, single focal planes are preferred to extended depth of field.
+        # Among images of the same size, prefer single focal planes to extended depth of field.
         main = max(
             levels, key=lambda each: (each.width * each.height, not _is_fused(each)), default=None
         )
@@ -312,7 +312,7 @@ def _is_fused(instance: Instance) -> bool:
 
 
 def _is_fused_like(instance: Instance, other: Instance) -> bool:
-    """Whether both or neither have extended depth of field; always true for associated images."""
+    """Whether both images or neither have extended depth of field; true for associated images."""
     return instance.flavor != "VOLUME" or _is_fused(instance) == _is_fused(other)
 
 

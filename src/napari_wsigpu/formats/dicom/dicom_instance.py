@@ -130,7 +130,7 @@ GRAYS = {"MONOCHROME1": PHOTOMETRIC.MINISWHITE, "MONOCHROME2": PHOTOMETRIC.MINIS
 PALETTE = "PALETTE COLOR"
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
-# Relative difference up to which the size of the whole image may contradict the pixel spacing.
+# Relative difference that is tolerated between the stated image size and the pixel spacing.
 TOLERANCE = 0.01
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
 Z_DECIMALS = 6
@@ -241,7 +241,7 @@ class Contents(NamedTuple):
     Attributes
     ----------
     header : Dataset
-        The attributes, except the attributes of single frames.
+        The attributes, except those of individual frames.
     dataset : WsiDataset
         wsidicom's view of all attributes.
     syntax : UID
@@ -251,7 +251,7 @@ class Contents(NamedTuple):
     locate : callable
         Returns the byte ranges of the frames, shape (frames, 2).
     frame_groups : callable
-        Returns the attributes of single frames.
+        Returns the attributes of individual frames.
     """
 
     header: Dataset
@@ -312,7 +312,7 @@ def as_slide_errors(path: Named) -> Iterator[None]:
 
 
 class _Reader(WsiDicomReader):  # type: ignore[misc] # wsidicom is untyped
-    """wsidicom's reader, without its checks of colors: it is not used to decode frames.
+    """wsidicom's reader without its color checks, since it is not used to decode frames.
 
     Parameters
     ----------
@@ -367,7 +367,7 @@ def listed_files(path: Path) -> list[Path]:
         _existing(path.parent, parts)
         for name in named
         if (parts := [name] if isinstance(name, str) else list(name or ()))
-        # A list must not name files outside of its own folder.
+        # A list must not name files outside its own folder.
         and all(part not in ("", "..") and Path(part).name == part for part in parts)
     ]
 
@@ -560,7 +560,7 @@ def _count_own_planes(header: Dataset) -> None:
 
 
 def check_attributes(path: Named, header: Dataset) -> None:
-    """Refuse a file that lacks a required attribute, or that is not an image of a slide."""
+    """Refuse a file that lacks a required attribute, or is not a slide image."""
     missing = [keyword for keyword in NEEDED if header.get(keyword) is None]
     if missing:
         raise UnsupportedSlideError(
@@ -569,14 +569,14 @@ def check_attributes(path: Named, header: Dataset) -> None:
     numbers = [keyword for keyword in COUNTS if not _is_count(header.get(keyword, 1))]
     if numbers:
         raise CorruptSlideError(
-            f"'{path}' is damaged: {', '.join(numbers)} has an impossible value; "
+            f"'{path}' is damaged: the value of {' and '.join(numbers)} is impossible; "
             "get a fresh copy of it."
         )
     stated = header.get("ImageType")
     flavor = str(stated[2]) if isinstance(stated, MultiValue) and len(stated) > 2 else "none"
     if flavor not in FLAVORS:
         raise UnsupportedSlideError(
-            f"'{path}' has the image type {flavor[:16]!r}, but files of slides have "
+            f"'{path}' has the image type {flavor[:16]!r}, but slide files have one of "
             f"{', '.join(FLAVORS)}; open another file of the slide."
         )
 

@@ -264,4 +264,4 @@ def _first(attributes: Attributes, tag: str) -> str:
 
 
 def _damaged(name: str) -> CorruptSlideError:
-    return CorruptSlideError(f"The server of '{name}' sends damaged metadata; try again later.")
+    return CorruptSlideError(f"The server sent damaged metadata for '{name}'; try again later.")

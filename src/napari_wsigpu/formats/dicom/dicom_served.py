@@ -87,7 +87,7 @@ def _sources(connection: Connection, folder: str, first: str) -> list[RemoteSour
     sources = []
     with suppress(SlideError):
         names = filter(dicom.may_be_dicom, connection.names().result())
-        # All requests are started before the first response is awaited.
+        # Start all requests before waiting for the first response.
         responses = {
             name: connection.get(0, HEAD, name)
             for name in sorted(names, key=lambda name: (name != first, name))[:MOST_FILES]

@@ -85,7 +85,7 @@ def _parse(
     if "json" not in metadata.media_type.partition(";")[0]:
         raise other_content(name, metadata.media_type)
     listed = dicom_json.slide_instances(name, metadata.data)
-    # All requests are started before the first response is awaited.
+    # Start all requests before waiting for the first response.
     first_frames = [
         connection.get(0, None, frames_key(each.name, [1]), FRAMES, limits.tile_bytes)
         for each in listed
@@ -95,7 +95,7 @@ def _parse(
         try:
             parts = parts_of(response.result(), name)
             if len(parts) != 1:
-                raise SlideNotFoundError(f"There is no frame of '{each}'; check the server.")
+                raise SlideNotFoundError(f"The server has no frames of '{each}'; check the server.")
             instance, reserved = dicom_json.read(each, parts[0], fetch)
         except SlideNotFoundError:
             problems.append(f"'{each}' is left out, because the server has no frames of it.")
@@ -130,9 +130,9 @@ def _bulk(name: str, connection: Connection, uri: str) -> bytes:
         key = ""
     if not key:
         raise UnsupportedSlideError(
-            f"The server of '{name}' keeps it outside of the series, which is not supported."
+            f"The server of '{name}' stores it outside the series, which is not supported."
         )
     data = parts_of(connection.get(0, None, key, BULK, LARGEST_BULK).result(), name)
     if len(data) != 1:
-        raise SlideNotFoundError(f"It is missing on the server of '{name}'.")
+        raise SlideNotFoundError(f"It is missing from the server of '{name}'.")
     return bytes(data[0].data)

@@ -206,7 +206,7 @@ def _count(section: Mapping[str, str], key: str, most: int, least: int = 1) -> i
 def _checked_name(name: str) -> str:
     """Return a file name after checking that it has no folder."""
     if not name or name in (".", "..") or set(name) & set("/\\:\0"):
-        raise ValueError("a file name points outside of its folder")
+        raise ValueError("a file name points outside its folder")
     return name
 
 

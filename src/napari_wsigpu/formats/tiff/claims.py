@@ -1,7 +1,7 @@
 """Check what a TIFF's directories claim, before tifffile acts on it.
 
 tifffile allocates and computes in proportion to the numbers in a file, which may be damaged or
-hostile. These checks add the numbers up at little cost and refuse a file that claims too much.
+hostile. These checks add up the numbers at little cost and refuse a file that claims too much.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def main_file(path: Path) -> tuple[Path, str]:
     if file is not None and found is not None:
         return file, found
     raise CorruptSlideError(
-        f"'{path}' describes planes in other files, none of which is in its folder; copy all of "
+        f"'{path}' describes planes in other files, none of which are in its folder; copy all of "
         "them to one folder."
     )
 

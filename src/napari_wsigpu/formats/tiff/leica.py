@@ -343,7 +343,7 @@ def _levels(
     path: str,
     problems: list[str],
 ) -> tuple[list[LevelLayout], list[_Image]]:
-    """Return the mosaic of each level, and the regions that it consists of."""
+    """Return the mosaic of each level, and the regions in the mosaics."""
 
     @cache
     def picture(numbers: tuple[int, ...]) -> LevelLayout:

@@ -1,4 +1,4 @@
-"""OME-TIFF: OME-XML gives the channels, the pixel size and the file's other images."""
+"""OME-TIFF: OME-XML describes the channels, the pixel size and the file's other images."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def parse(
         return replace(layout, problems=(RENAMED, *layout.problems)) if renamed else layout
     distrust = _distrust(root, file)
     if distrust is not None:
-        # Keep tifffile from looking for planes where this XML says they are.
+        # Keep tifffile from looking for planes where this XML places them.
         setattr(file, "is_ome", False)  # noqa: B010
     layout = tiff.layout_of(file, source, at)
     main = tiff.main_image(file, source.path)

@@ -1,4 +1,4 @@
-"""PerkinElmer (Akoya) QPTIFF: the XML of each page tells which level or image it belongs to."""
+"""PerkinElmer (Akoya) QPTIFF: each page's XML identifies its level or associated image."""
 
 from __future__ import annotations
 

@@ -191,8 +191,8 @@ def _pictures_of_xml(
             found[name] = AssociatedLayout(name, jpeg_picture(data[:JPEG_HEAD], 0, len(data)), data)
         except ValueError as error:
             problems.append(
-                f"The {name} image in the XML of '{path}' is not a readable JPEG in base64 "
-                f"({error}); it is left out."
+                f"The {name} image in the XML of '{path}' is not a readable base64 JPEG "
+                f"({error}) and is left out."
             )
     return list(found.values())
 
@@ -222,7 +222,7 @@ def _scanner(slide: Metadata) -> str | None:
 def _objective(derivation: str) -> float | None:
     """Return the magnification, which is the first of the levels in the derivation description.
 
-    Some writers put another kind of number there, which is higher than any magnification.
+    Some writers store another number there, which is higher than any magnification.
     """
     for item in derivation.split("-"):
         name, _, value = item.partition("=")
@@ -239,5 +239,5 @@ def _barcode(text: str, path: str, problems: list[str]) -> str | None:
     try:
         return binascii.a2b_base64("".join(text.split()), strict_mode=True).decode() or None
     except ValueError:
-        problems.append(f"The barcode of '{path}' is not text in base64 and is left out.")
+        problems.append(f"The barcode of '{path}' is not valid base64 and is left out.")
         return None

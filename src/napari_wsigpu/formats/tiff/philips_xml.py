@@ -41,7 +41,7 @@ def parse(xml: str) -> Description:
     Raises
     ------
     ValueError
-        If it is not XML of a Philips slide; the message states the reason.
+        If it is not the XML of a Philips slide; the message states the reason.
     """
     if len(xml) > LONGEST_XML:
         raise ValueError("it is too long")
@@ -79,7 +79,7 @@ class _Attribute:
 
 
 class _Collector:
-    """Parser target that builds the result as it reads, so that overlong text is never held."""
+    """Parser target that builds the result as it reads, so that it never holds overlong text."""
 
     def __init__(self) -> None:
         self.root: Metadata = {}

@@ -72,7 +72,7 @@ def with_size(
     if not known:
         default = _default(page)
         problem = (
-            f"The pixel size is unknown: the file states {default}, a default of many programs."
+            f"The pixel size is unknown: the file states {default}, the default of many programs."
         )
         return replace(layout, problems=(*layout.problems, *([problem] if default else [])))
     source, mpp = known[0]
@@ -105,7 +105,7 @@ def _default(page: TiffPage) -> str | None:
         return None
     dots = x * INCH / MICROMETERS[unit]
     if x == 1 and unit in (RESUNIT.INCH, RESUNIT.CENTIMETER):
-        return f"1 pixel {'an inch' if unit == RESUNIT.INCH else 'a centimeter'}"
+        return f"1 pixel per {'inch' if unit == RESUNIT.INCH else 'centimeter'}"
     screen = next((screen for screen in SCREENS if abs(dots - screen) < 0.05), None)
     return None if screen is None else f"{screen:g} dpi"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import TileGrid
 
-# Replaces the name of another file in messages, because it may name a patient.
+# Replaces the name of another file in messages, because the name may identify a patient.
 SIBLING = "another file"
 BEYOND = 1 << 61  # an offset beyond the end of any file
 INDEX = "NDTiff.index"
@@ -90,7 +90,7 @@ class PageFiles:
         for index, page in enumerate(pages):
             if (page.hash, page.parent.byteorder) != (first.hash, first.parent.byteorder):
                 raise UnsupportedSlideError(
-                    f"'{self._files[0].path}' is one of several files, whose images are stored in "
+                    f"'{self._files[0].path}' is one of several files that store images in "
                     "different ways; save them as one file."
                 )
             number = 0 if page.parent is self._own else self._index_of(page.parent)
@@ -223,6 +223,6 @@ def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
     if stated <= found:
         return None
     return (
-        f"The stack has {stated} planes, but the files in this folder hold {found}; copy all of "
-        "its files to one folder, if there are more."
+        f"The stack has {stated} planes, but the files in this folder hold {found}; copy any "
+        "missing files to this folder."
     )

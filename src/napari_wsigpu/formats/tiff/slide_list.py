@@ -99,7 +99,7 @@ def parse(
         layout = describe(path, at)
         if layout.vendor != ("hamamatsu" if is_ndpis else "aperio"):
             raise CorruptSlideError(
-                f"'{path}' is listed in '{source.path}', but is not a slide of the same vendor; "
+                f"'{path}' is listed in '{source.path}' but is not a slide of the same vendor; "
                 "get a fresh copy of both."
             )
         layouts.append(layout)

@@ -1,4 +1,4 @@
-"""Generic TIFF pyramids, and the functions with which every vendor module describes pages.
+"""Generic TIFF pyramids, and functions that all vendor modules use to describe pages.
 
 tifffile's `series` and `levels` identify the pyramid; this module turns them into layouts.
 """
@@ -64,7 +64,7 @@ DEFAULT_PLANE: Mapping[str, int] = MappingProxyType({})
 LARGEST_SIDE = 1 << 31
 # A tile whose planes are stored separately may take this many times `limits.tile_bytes`.
 MOST_PLANES = 4
-# Characters of a scanner's name; anything longer is some other text in the wrong tag.
+# Maximum length of a scanner's name; anything longer is other text in the wrong tag.
 LONGEST_NAME = 80
 RAW_BLOCK = 4 << 20  # bytes of the blocks into which long uncompressed strips are divided
 # A short axis without a name (I or Q) counts as channels, a longer one as planes.
@@ -180,7 +180,7 @@ def slide_layout(
     associated: Iterable[AssociatedLayout] = (),
     problems: Iterable[str] = (),
 ) -> SlideLayout:
-    """Describe a slide from a page's tags; vendor modules override values that they know better.
+    """Describe a slide from a page's tags; vendor modules override values with better ones.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def slide_layout(
 
 
 def _unconverted(page: TiffPage) -> Iterator[str]:
-    """Yield a problem for each conversion that the tags require and the reader does not do."""
+    """Yield a problem for each conversion that the tags require but readers don't perform."""
     if page.photometric == PHOTOMETRIC.PALETTE:
         if _table(page) is None:
             yield PALETTE_NOT_APPLIED
@@ -395,7 +395,7 @@ def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
     """Refuse too many levels, and levels whose missing tiles cost too much memory to average.
 
     Averaging a missing tile keeps the finer tiles that it covers in memory, and each of these tiles
-    may require averaging, too.
+    may require averaging too.
     """
     if len(levels) > limits.levels:
         raise UnsupportedSlideError(
@@ -477,7 +477,7 @@ def main_image(file: TiffFile, path: str) -> TiffPageSeries:
 
 
 def _is_associated(series: TiffPageSeries) -> bool:
-    """Whether an image names itself a label or macro image, and can be one."""
+    """Whether an image is named label or macro, and can be an associated image."""
     lines = keyframe(series).description[:LONGEST_TITLE].splitlines()[:2]
     first_words = {line.split()[0].lower() for line in lines if line.split()}
     named = associated_name(series.name) in ("label", "macro") or first_words & {"label", "macro"}

@@ -212,9 +212,9 @@ def _origin(image: Node) -> tuple[int, int]:
 
 
 def _integers(value: Value) -> tuple[int, ...]:
-    """Return a tuple of numbers as integers; an empty one if any can't be a pixel's position."""
+    """Return a tuple of numbers as integers; an empty one if any can't be a pixel position."""
     numbers = value if isinstance(value, tuple) else ()
-    # NaN fails the comparison, too.
+    # NaN fails the comparison too.
     return tuple(map(int, numbers)) if all(abs(n) < tiff.LARGEST_SIDE for n in numbers) else ()
 
 
@@ -329,9 +329,7 @@ def _tiles_of(
     }
     if not chosen.any():
         plane = ", ".join(f"{axis} = {number}" for axis, (number, _) in positions.items())
-        raise PlaneError(
-            f"'{image.path.name}' holds no tile of the plane {plane}; choose another plane."
-        )
+        raise PlaneError(f"'{image.path.name}' has no tiles at {plane}; choose another plane.")
     if channel >= count:
         return [chosen], positions, other_planes
     numbers = np.unique(ets.coordinates[:, channel])[: 1 if ets.samples > 1 else None]
@@ -447,7 +445,7 @@ def _mpp(stack: Node, problems: list[str]) -> tuple[float, float] | None:
     if not isinstance(scale, tuple) or len(scale) != 2:
         return None
     if unit not in (None, MICROMETERS):
-        problems.append("The unit of the pixel size is not the micrometer; the size is ignored.")
+        problems.append("The pixel size is not in micrometers and is ignored.")
         return None
     x, y = (positive_number(value) for value in scale)
     return (x, y) if x and y else None

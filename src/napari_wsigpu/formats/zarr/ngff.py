@@ -152,7 +152,7 @@ def has_output(step: object) -> bool:
 def transform(stated: Sequence[object], dimensions: int, problems: list[str]) -> Transform | None:
     """Compose a list of transformations; None if one of them is invalid.
 
-    Rotation, shear and mirroring are not applied; A message for each is appended to `problems`.
+    Rotation, shear and mirroring are not applied; a message for each is appended to `problems`.
     """
     matrix = np.eye(dimensions + 1)
     for step in stated:
@@ -231,7 +231,7 @@ def default_position(omero: object, letter: str, length: int) -> int:
 def channels(omero: object, count: int, problems: list[str]) -> tuple[Channel, ...]:
     """Return the names, colors and windows of `count` channels; empty if none are given.
 
-    If they are given for another number of channels, a message is appended to `problems`.
+    If their number differs from `count`, a message is appended to `problems`.
     """
     stated = _mapping(omero).get("channels")
     if not isinstance(stated, list) or not stated:

@@ -48,7 +48,7 @@ COLLECTION = "bioformats2raw.layout"
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a path is the folder of a Zarr array or group, a metadata file in it, or a ZIP."""
+    """Whether a path is a Zarr array's or group's folder, a metadata file in it, or a ZIP file."""
     if head.startswith(ZIP) and path.name.lower().endswith(ARCHIVES):
         return True
     return (not head or path.name in DOCUMENTS) and folder_of(path) is not None
@@ -102,9 +102,7 @@ def parse_folder(folder: Folder, at: Mapping[str, int] = tiff.DEFAULT_PLANE) -> 
     """Describe the image in a folder on disk or on a server; see `parse`."""
     node = read_node(folder)
     if node is None:
-        raise NotASlideError(
-            f"'{folder}' is not a Zarr hierarchy; choose a slide's file or folder."
-        )
+        raise NotASlideError(f"'{folder}' is not a Zarr hierarchy; choose a slide file or folder.")
     problems: list[str] = []
     if node.is_array:
         return _layout("zarr", node, bare_image(node), problems)

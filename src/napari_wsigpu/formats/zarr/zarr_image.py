@@ -240,7 +240,7 @@ def _refusal(node: Node) -> SlideError:
         is_plain = inner is not None and PLAIN_PATH.fullmatch(inner)  # not a patient's name
         example = f", for example '{folder.name}/{inner}'" if is_plain else ""
         return UnsupportedSlideError(
-            f"'{folder}' is a {kind} of many images; open the folder of one of them{example}."
+            f"'{folder}' is a {kind} with many images; open the folder of one of them{example}."
         )
     if isinstance(ome.get("labels"), list):
         return NotASlideError(
