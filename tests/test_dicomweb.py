@@ -429,7 +429,7 @@ class TestFailures:
             open_slide(server.series_url, device="cpu") as slide,
         ):
             server.missing = {3}
-            with pytest.raises(TileError, match=r"row 0, column 2 .* server does not have it"):
+            with pytest.raises(TileError, match=r"row 0, column 2 .* missing from the server"):
                 slide.levels[0][...]
             found = slide.level_array(0, tolerant=True)[...]
             expected = local.levels[0][...]
@@ -491,7 +491,7 @@ class TestHostileServers:
             attributes["00080018"]["Value"] = [uid]
 
         server.edit = edit
-        with pytest.raises(CorruptSlideError, match="sends damaged metadata"):
+        with pytest.raises(CorruptSlideError, match="sent damaged metadata"):
             open_slide(server.series_url)
         assert len(server.requests) == 1
 
@@ -521,7 +521,7 @@ class TestHostileServers:
     def test_endless_metadata(self, server, monkeypatch, chunked):
         monkeypatch.setattr(limits, "header_bytes", 1000)
         server.chunked = chunked
-        with pytest.raises(UnsupportedSlideError, match="more than 1 kB"):
+        with pytest.raises(UnsupportedSlideError, match="larger than 1 kB"):
             open_slide(server.series_url)
 
     @pytest.mark.parametrize("chunked", [False, True])
@@ -529,7 +529,7 @@ class TestHostileServers:
         with open_slide(server.series_url, device="cpu") as slide:
             server.chunked = chunked
             server.always = respond(multipart([bytes(10 << 20)], "image/jpeg"), FRAMES_TYPE)
-            with pytest.raises(UnsupportedSlideError, match="too large"):
+            with pytest.raises(UnsupportedSlideError, match="parts larger than"):
                 slide.read_region((0, 0), (10, 10))
 
     def test_too_many_instances(self, server):

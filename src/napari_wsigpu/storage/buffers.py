@@ -40,7 +40,7 @@ def allocate(size: int) -> Block:
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
     block = mmap.mmap(-1, size, **private)
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        # As NumPy does: page faults of small pages take longer than filling the memory.
+        # As in NumPy: page faults of small pages take longer than filling the memory.
         with suppress(OSError):  # the system has no huge pages
             block.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(block, np.uint8)
@@ -132,11 +132,10 @@ class RegionMemory:
 
 
 class PictureMemory:
-    """Memory for the pictures that displays draw, in blocks of the largest size so far.
+    """Memory for the images that displays draw, in blocks of the largest size so far.
 
-    The page faults of new memory can take longer than a display may wait, so `prepare` triggers
-    them in advance. The pool keeps at most `KEPT_PICTURES` unused blocks. All methods are
-    thread-safe.
+    Page faults in new memory can take longer than a display may wait, so `prepare` triggers them in
+    advance. The pool keeps at most `KEPT_PICTURES` unused blocks. All methods are thread-safe.
     """
 
     def __init__(self) -> None:

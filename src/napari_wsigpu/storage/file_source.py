@@ -32,7 +32,7 @@ MERGE_GAP = 64 << 10
 FEW_RANGES = 16
 # If runs of adjacent ranges are longer than this on average, one joined read beats single reads.
 LONGEST_RUN = 4
-# More threads do not read any faster from the page cache.
+# More threads don't read the page cache any faster.
 READ_THREADS = 4
 
 

@@ -42,7 +42,7 @@ class Library(Protocol):
 
 
 class OpenSlideLibrary(Library):
-    """A slide that OpenSlide has opened; transparent pixels get the background color."""
+    """A slide opened by OpenSlide; transparent pixels get the background color."""
 
     def __init__(self, path: str) -> None:
         import openslide
@@ -68,7 +68,7 @@ class OpenSlideLibrary(Library):
 
 
 class ISyntaxLibrary(Library):
-    """A slide that libisyntax has opened; it decodes one region at a time."""
+    """A slide opened by libisyntax, which decodes one region at a time."""
 
     def __init__(self, path: str) -> None:
         from isyntax import ISyntax
@@ -110,7 +110,7 @@ def open_library(name: str, path: str) -> Library:
         return info.open(path)
     except ImportError as error:
         raise UnsupportedSlideError(
-            f"'{path}' needs {name}, which is not installed ({error}); run "
+            f"Reading '{path}' requires {name}, which is not installed ({error}); run "
             f'pip install "napari-wsigpu[{info.extra}]" and restart.'
         ) from error
     except Exception as error:  # each library raises its own exceptions
@@ -125,7 +125,7 @@ class LibrarySource(DecodedSource):
     Parameters
     ----------
     file : SlideFile
-        The slide's file, which each read checks for changes.
+        The slide's file; each read checks it for changes.
     images : sequence of LevelLayout
         All images of the slide that one library decodes.
     """
@@ -198,7 +198,7 @@ class LibrarySource(DecodedSource):
             return self._library
 
     def _discard(self, library: Library) -> None:
-        """Let the next read reopen the slide: after an error, an OpenSlide handle can't be used.
+        """Let the next read reopen the slide: an OpenSlide handle is unusable after an error.
 
         Other threads may still be reading with the handle, so it is not closed here; it closes
         itself when the last reference to it is gone.

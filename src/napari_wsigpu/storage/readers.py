@@ -26,7 +26,7 @@ class Readers:
     Parameters
     ----------
     name : str
-        Name of the resource, for the error raised after it was closed.
+        Name of the resource, for the error that reads raise after it is closed.
 
     Attributes
     ----------

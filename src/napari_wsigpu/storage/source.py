@@ -35,7 +35,7 @@ class Unreadable(bytes):
     Attributes
     ----------
     reason : str
-        The problem, as a clause that can end a sentence.
+        The reason, as a clause that can end a sentence.
     """
 
     reason: str

@@ -70,7 +70,7 @@ class StreamSource(ViewSource):
         if not isinstance(self._stream, BytesIO):
             raise SlideReadError(
                 f"'{self._name}' was opened from a stream by the process that this one was forked "
-                "from; open the slide again in this process, or by its path."
+                "from; open the slide again in this process, or open it from a path."
             )
         # A thread of the parent may have held the old lock at the moment of the fork.
         self._lock, self._process = threading.Lock(), os.getpid()

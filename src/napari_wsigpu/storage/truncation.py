@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def problem(layout: SlideLayout) -> str | None:
-    """Return a sentence about the tiles that lie beyond the end of the file; None if none do."""
+    """Return a sentence that counts the tiles beyond the end of the file, or None."""
     images = _stored(layout)
     ends = (int((image.grid.offsets + image.grid.byte_counts).max(initial=0)) for image in images)
     if len(layout.files) == 1 and all(end <= layout.file_size for end in ends):

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MAX_CONCURRENT = 16
 ENTITY_TAG = "ETag "
 CONNECT_SECONDS = 5
-# Checking the deadline after each chunk of a response costs as much time as receiving 0.1 MB. So a
-# chunk has the size that should arrive in `CHUNK_SECONDS`, judging by the previous response.
+# Checking the deadline after each chunk of a response takes as long as receiving 0.1 MB. A chunk
+# therefore has the size that should arrive in `CHUNK_SECONDS`, judging by the previous response.
 CHUNK, LARGEST_CHUNK, CHUNK_SECONDS = 4 << 10, 1 << 20, 0.1
 # `Connection` sets its own deadlines, so obstore's timeouts must never expire first.
 NO_TIMEOUT = timedelta(days=1)
@@ -293,8 +293,8 @@ class Connection:
 
 def _too_large(name: str, most: int) -> UnsupportedSlideError:
     return UnsupportedSlideError(
-        f"'{name}' has parts of more than {byte_size(most)}, which are too large to read from a "
-        "server; download it."
+        f"'{name}' has parts larger than {byte_size(most)}, which can't be read from a server; "
+        "download it."
     )
 
 
@@ -329,7 +329,7 @@ def _open_store(url: str, name: str) -> Store:
         from obstore.store import from_url
     except ImportError:
         raise UnsupportedSlideError(
-            f"'{name}' is on a server, and reading it needs additional packages; "
+            f"Reading '{name}' from a server requires optional packages; "
             'run pip install "napari-wsigpu[remote]" and restart.'
         ) from None
     try:
@@ -364,7 +364,7 @@ def _login(url: str) -> dict[str, str]:
 async def _first_result(
     store: Store, request: RangeRequest
 ) -> asyncio.Future[GetResult | HttpResponse]:
-    """Request a range; repeat the request after half the time limit in case the connection is lost.
+    """Request a range, again after half the time limit in case the connection was lost.
 
     Returns
     -------

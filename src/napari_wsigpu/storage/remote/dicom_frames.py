@@ -39,9 +39,9 @@ def frames_key(uid: str, frames: Sequence[int]) -> str:
 class DicomWebSource(BlockSource):
     """The frames of a series, read by position from any thread.
 
-    The size of a frame is known only when it has been read. So each frame has a reserved range of
-    bytes, larger than an encoded frame can be, and reads of it return fewer bytes. The frames of an
-    instance follow one another, and so do the instances. Each frame is a block of the cache.
+    A frame's size is unknown until it has been read. Each frame therefore reserves a range of
+    bytes, larger than an encoded frame can be; reading the range returns fewer bytes. The frames of
+    an instance follow one another, and so do the instances. Each frame is a block of the cache.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class DicomWebSource(BlockSource):
             return super()._receive(request)
         except SlideNotFoundError:
             if len(request.blocks) == 1:
-                return {request.blocks[0]: memoryview(Unreadable("the server does not have it"))}
+                return {request.blocks[0]: memoryview(Unreadable("it is missing from the server"))}
         # A server refuses the whole list if one of its frames is missing.
         alone = [Request([block], self._send([block])) for block in request.blocks]
         found: dict[int, memoryview] = {}
@@ -116,5 +116,5 @@ class DicomWebSource(BlockSource):
     def _split(self, blocks: Sequence[int], response: Response) -> dict[int, memoryview]:
         parts = parts_of(response, self._name)
         if len(parts) != len(blocks):
-            raise SlideNotFoundError(f"Frames are missing on the server of '{self._name}'.")
+            raise SlideNotFoundError(f"Frames of '{self._name}' are missing from its server.")
         return {block: part.data for block, part in zip(blocks, parts, strict=True)}

@@ -26,7 +26,7 @@ HEAD = struct.Struct("<4sI16s")
 MAGIC = b"WSB2"
 SECRET, SECRET_BYTES = "secret", 32
 LEFT_AFTER_EVICTION = 0.9
-# Other processes write to the cache, too, so a process measures the files again whenever it has
+# Other processes write to the cache too, so a process measures the files again whenever it has
 # written this share of the budget.
 SHARE_UNMEASURED = 1 / 16
 

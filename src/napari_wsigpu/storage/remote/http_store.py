@@ -1,7 +1,7 @@
 """Range requests for http and https URLs.
 
-obstore would send the whole URL, query included, to the target of a redirect in the `Referer`
-header, and follow a redirect to any address; no option changes this. This module therefore uses
+obstore would send the whole URL, including its query, to the target of a redirect in the `Referer`
+header, and follow redirects to any address; no option changes this. This module therefore uses
 aiohttp, sends no such header, and follows no redirect to this machine or its network segment.
 """
 
@@ -35,7 +35,7 @@ REDIRECTION = range(300, 400)
 MAX_REDIRECTS = 5
 MAX_BYTES = 1 << 30
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Statuses of responses from an expired redirect target.
+# Status codes that an expired redirect target returns.
 EXPIRED = frozenset({401, 403})
 UNQUOTED = "%/:=&?~+!$,;'@()*[]|"
 
@@ -232,7 +232,8 @@ class HttpResponse:
     range : tuple of int
         Start and end of the response in the object.
     is_exact : bool
-        Whether the server states the end of the range; if not, it is the largest possible end.
+        Whether the server states the end of the range; if not, `range` has the largest possible
+        end.
     media_type : str
         Media type of the response, with its parameters.
     meta : Metadata

@@ -62,7 +62,7 @@ def parts_of(response: Response, name: str) -> list[Part]:
 def other_content(name: str, media_type: str) -> UnsupportedSlideError:
     """Return the error for a response of another media type, such as a login page."""
     return UnsupportedSlideError(
-        f"The server of '{name}' sends {media_type.partition(';')[0][:64] or 'unnamed data'} "
+        f"The server of '{name}' sent {media_type.partition(';')[0][:64] or 'unnamed data'} "
         "instead of a slide; check that this is the URL of a series on a DICOMweb server, and that "
         "you have access."
     )
@@ -83,7 +83,7 @@ def _split(body: bytes, delimiter: bytes, name: str) -> list[Part]:
         header = BytesHeaderParser().parsebytes(body[start:content].lstrip())
         parts.append(_part(header, view[content + len(2 * CRLF) : stop]))
         end = stop + len(CRLF)
-    raise SlideReadError(f"The server of '{name}' sends incomplete data; try again later.")
+    raise SlideReadError(f"The server of '{name}' sent incomplete data; try again later.")
 
 
 def _part(header: Message, data: memoryview) -> Part:

@@ -91,7 +91,7 @@ class ReadAheadFile(io.RawIOBase):
         return len(data)
 
     def _read_ahead(self, start: int, length: int) -> None:
-        """Let the source cache a range and the bytes after it, unless it has done so already."""
+        """Make the source cache a range and the bytes after it, unless it already has."""
         end, fetched = start + length, self._fetched_ranges
         if any(first <= start and end <= last for first, last in fetched):
             return

@@ -1,4 +1,4 @@
-"""Messages for the reasons why a server does not send a file.
+"""Error messages for the reasons why a file can't be read from a server.
 
 obstore's own messages contain the URL with its secrets, so they are analyzed but never shown.
 """
@@ -23,7 +23,7 @@ FORBIDDEN = (
 )
 MISSING = "There is no file at '{}'; check the URL."
 BUSY = "The server of '{}' is too busy; try again later."
-FAILS = "The server of '{}' reports an internal error; try again later."
+FAILS = "The server of '{}' reported an internal error; try again later."
 EMPTY = "'{}' is empty, or shorter than its server claims; choose a slide file."
 SILENT = "The server of '{}' did not respond in time; try again later."
 SLOW = (
@@ -62,11 +62,11 @@ BY_MARK = {
     "UnexpectedRange": WITHOUT_RANGES,
     "ContentRange": WITHOUT_RANGES,
     "MissingContentLength": WITHOUT_RANGES,
-    "dns error": "The server of '{}' was not found; check its name and the network.",
+    "dns error": "The server of '{}' can't be found; check its name and the network.",
     "InvalidCertificate": (
         "The certificate of the server of '{}' is not valid; ask the server's administrator."
     ),
-    "ConnectionRefused": "The server of '{}' refuses connections; check the URL.",
+    "ConnectionRefused": "The server of '{}' refused the connection; check the URL.",
     "TimedOut": SILENT,
     "IncompleteMessage": DISCONNECTED,
     "LocalRedirect": (

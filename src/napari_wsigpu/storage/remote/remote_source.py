@@ -49,7 +49,7 @@ class BlockSource(ViewSource):
     name : str
         The URL without secrets.
     key : str
-        The disk cache's key; empty if blocks are not to be cached on disk.
+        The disk cache's key; empty to keep blocks off the disk.
     connection : Connection
         The connection to the server, which this source then owns.
     budget : int
@@ -116,7 +116,7 @@ class BlockSource(ViewSource):
         return found
 
     def _request(self, blocks: list[int]) -> list[Request]:
-        """Request blocks, and join the pending requests of other threads for them."""
+        """Return requests for blocks: new ones, or pending ones of other threads."""
         with self._state:
             requests = {
                 id(request): request for block in blocks if (request := self._pending.get(block))
@@ -251,7 +251,7 @@ class RemoteSource(BlockSource):
 
 
 def _cut_into_blocks(first: int, data: memoryview) -> dict[int, memoryview]:
-    """Split data into blocks, from number `first` on."""
+    """Split data into blocks, numbered from `first`."""
     parts = range(-(-len(data) // BLOCK))
     return {first + part: data[part * BLOCK : (part + 1) * BLOCK] for part in parts}
 

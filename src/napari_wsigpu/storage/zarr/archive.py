@@ -31,7 +31,7 @@ ENTRY = b"PK\3\4"
 # Header of an entry (APPNOTE 4.3.7): signature, and the lengths of its name and extra field.
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 ENCRYPTED = 1  # flag bit 0 (APPNOTE 4.4.4)
-# `zipfile` needs about ten times as much memory as the index that it reads.
+# `zipfile` takes about ten times as much memory as the index that it reads.
 INDEX_SHARE = 8
 
 
@@ -199,7 +199,7 @@ class ZipArchive:
             )
         if any(item.compress_type != ZIP_STORED for item in items):
             raise UnsupportedSlideError(
-                f"The archive '{self.name}' compresses its entries, so parts of an entry can't be "
-                "read; zip it without compression (zip -0), or unpack it and open its contents."
+                f"The entries of the archive '{self.name}' are compressed, so parts of them can't "
+                "be read; zip it without compression (zip -0), or unpack it and open its contents."
             )
         return {item.filename: _Entry(item.header_offset, item.file_size) for item in items}

@@ -108,7 +108,7 @@ def open_array(folder: Folder) -> zarr.Array:
         from zarr.errors import UnknownCodecError, ZarrUserWarning
     except ImportError as error:
         raise UnsupportedSlideError(
-            f"'{folder}' is a Zarr array, and reading it needs additional packages ({error}); "
+            f"Reading the Zarr array '{folder}' requires optional packages ({error}); "
             'run pip install "napari-wsigpu[zarr]" and restart.'
         ) from error
     try:

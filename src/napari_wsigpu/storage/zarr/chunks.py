@@ -323,7 +323,7 @@ def find_chunks(
     Raises
     ------
     UnsupportedArrayError
-        If the size of a file is wrong, or the index of a shard is damaged. Let zarr read the file;
+        If the size of a file is wrong, or the index of a shard is damaged. Let zarr read the file:
         its error is more precise.
     """
     outer = encoding.shard or encoding.chunk

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     # JSON as `json.loads` returns it; each caller checks the values that it needs.
     Document: TypeAlias = Mapping[str, Any]
 
-# Codecs that create Python objects, or wrap other codecs; images need none of them.
+# Codecs that create Python objects or wrap other codecs; images don't need them.
 DENIED = frozenset(
     {
         "pickle", "json", "json2", "msgpack", "msgpack2", "categorize", "n5_wrapper", "vlen-array",
@@ -53,7 +53,7 @@ class ShardIndex(NamedTuple):
     chunk_count : int
         Number of chunks in a shard.
     is_first : bool
-        Whether the index precedes the chunks, rather than follows them.
+        Whether the index is before the chunks, not after them.
     checksum_bytes : int
         Size of the checksum after the index.
     byte_order : {"<", ">"}

@@ -82,8 +82,8 @@ class ZarrServer:
         self.name = public_url(url).rstrip("/")
         if has_query(url):
             raise UnsupportedSlideError(
-                f"'{self.name}' is a Zarr folder, whose URL can't have a query; use the URL "
-                "without it, and put credentials in environment variables."
+                f"'{self.name}' is a Zarr folder, whose URL can't have a query; remove the query, "
+                "and put credentials in environment variables."
             )
         self._connection = Connection(url.rstrip("/"))
         self._documents: dict[str, bytes | None] = {}
