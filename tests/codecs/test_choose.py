@@ -29,7 +29,7 @@ def test_unsupported_predictor_is_named(tmp_path):
 
 def test_predictor_of_other_samples_is_refused(tmp_path):
     path = write(tmp_path, compression=8, more={317: (SHORT, 3)})
-    with pytest.raises(UnsupportedSlideError, match=r"floating-point numbers, not for uint8"):
+    with pytest.raises(UnsupportedSlideError, match=r"floating-point samples, not for uint8"):
         open_slide(path)
 
 

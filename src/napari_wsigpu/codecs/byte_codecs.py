@@ -60,7 +60,7 @@ def unpack_lzw(data: Bytes, sizes: Sequence[int]) -> bytes:
     -------
     bytes
         The decoded bytes, in one of these sizes. If the segment's size is between two of them, the
-        result has one byte more than the smaller size, as a sign of excess bytes.
+        result is one byte longer than the smaller size, which indicates excess bytes.
 
     Raises
     ------

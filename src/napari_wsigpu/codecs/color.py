@@ -164,7 +164,7 @@ _tables_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked child, where the thread that held it does not exist."""
+    """Replace the lock in a forked child: the thread that held it may not exist there."""
     global _tables_lock
     _tables_lock = threading.Lock()
 

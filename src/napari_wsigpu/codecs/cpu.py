@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FEW_CORES = 4
-# More threads than this don't decode tiles of up to SMALL_PIXELS pixels any faster: they would wait
-# for the GIL.
+# Beyond this number, more threads don't decode tiles of up to SMALL_PIXELS pixels any faster: they
+# wait for the GIL.
 MAX_THREADS_FOR_SMALL, SMALL_PIXELS = 11, 1 << 17
 
 
@@ -66,9 +66,9 @@ class CpuDecoder:
     Parameters
     ----------
     workers : int, optional
-        Number of threads in the pool. The thread that waits for a batch also decodes, alone if this
-        is 0. By default the number of cores, or one fewer on machines with more than `FEW_CORES`
-        cores, where one more thread than cores would slow down all threads by a fifth.
+        Number of threads in the pool. The thread that waits for a batch also decodes; with 0, it
+        decodes alone. By default the number of cores, or one fewer on machines with more than
+        `FEW_CORES` cores, where one thread too many would slow down all of them by a fifth.
     """
 
     name = "cpu"

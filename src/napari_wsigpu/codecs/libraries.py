@@ -1,7 +1,7 @@
 """Loading of imagecodecs' libraries, and of Pillow's JPEG plugin, before threads use them.
 
-imagecodecs loads each library at its first use, under a lock that a fork does not reset. If
-another thread forked the process at that moment, the child would wait for the lock forever.
+imagecodecs loads each library at its first use, under a lock that a fork does not reset. If another
+thread forks the process at that moment, the child waits for the lock forever.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def is_swapped(level: LevelLayout) -> bool:
 
 
 def is_stored_decoded(level: LevelLayout) -> bool:
-    """Whether tiles are stored as they are in memory, and are large enough to read one by one."""
+    """Whether tiles are stored with their layout in memory, and are large enough to read singly."""
     return (
         is_raw(level)
         and not is_swapped(level)

@@ -46,7 +46,7 @@ def refusal(encoding: Encoding) -> str | None:
         if encoding.predictor not in PREDICTORS:
             return f"its predictor, {encoding.predictor}, is not supported"
         if encoding.predictor == PREDICTOR.FLOATINGPOINT and not encoding.dtype.startswith("float"):
-            return f"its predictor is for floating-point numbers, not for {encoding.dtype}"
+            return f"its predictor is for floating-point samples, not for {encoding.dtype}"
     plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
     if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
         return f"YCbCr colors with {found.name} compression are not supported"
