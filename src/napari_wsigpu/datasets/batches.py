@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.geometry import Integers
     from napari_wsigpu.reading.plan import Cancellation
 
-    # Allocates memory for a shape and type; returns its owner and an array in it.
+    # Allocates memory for a shape and type; returns its owner and an array on it.
     Empty = Callable[[tuple[int, ...], DType], tuple[AnyArray, AnyArray]]
 
 OnError = Literal["raise", "skip", "background"]
@@ -38,7 +38,7 @@ MOST_REPORTED = 10
 
 logger = logging.getLogger(__name__)
 
-# Number of readers on the host (least, most) and on a device; batches that each one prefetches.
+# Number of readers on the host (least, most) and on a device; batches that each reader prefetches.
 READERS_ON_HOST, MOST_ON_HOST, READERS_ON_DEVICE, AHEAD = 2, 8, 4, 2
 
 
@@ -276,7 +276,7 @@ def _damaged(
 ) -> Sequence[int]:
     """Return the indices of the regions that contain damaged tiles.
 
-    On a computed level, the error may name no regions; then each region is read alone.
+    On a computed level, the error may not name regions; each region is then read alone.
     """
     if error.regions or len(locations) == 1:
         return error.regions or (0,)
@@ -390,7 +390,7 @@ class PatchBatches:
         )
         try:
             for batch in ahead:
-                # Counted before it is yielded: the caller may never ask for another one.
+                # Count the batch before yielding it: the caller may never request another one.
                 self._yielded += self._newest is token
                 if len(batch.indices):
                     yield batch

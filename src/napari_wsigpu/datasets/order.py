@@ -36,7 +36,7 @@ class Order:
     drop_last : bool
         Whether to leave out patches so that all batches are full and all shards equally large.
     shard, shards : int
-        Index of the shard, and number of shards: the rank of a process and the world size.
+        Index of the shard and number of shards, such as the rank of a process and the world size.
     """
 
     batch_size: int = 256

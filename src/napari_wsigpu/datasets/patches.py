@@ -212,12 +212,12 @@ class Patches:
 
 
 def _by_name(areas: Mapping[Path, Area], paths: Sequence[Path]) -> dict[str, Area]:
-    """Return the areas by path as a string, and check that each path is one of `paths`."""
+    """Return the areas by path, as strings, and check that each path is one of `paths`."""
     found = {os.fspath(path): area for path, area in areas.items()}
     unknown = sorted(found.keys() - {os.fspath(path) for path in paths})
     if unknown:
         raise RegionError(
-            f"There is an area for '{unknown[0]}', which is not one of the slides; use the same "
+            f"An area is given for '{unknown[0]}', which is not one of the slides; use the same "
             "paths for both."
         )
     return found
@@ -250,7 +250,7 @@ def _pair(size: int | Sequence[int]) -> Pair:
     if len(sides) != 2 or not all(
         isinstance(side, int | np.integer) and side > 0 for side in sides
     ):
-        raise RegionError(f"The size of patches is {size!r}; pass their side, or (width, height).")
+        raise RegionError(f"The patch size is {size!r}; pass one side, or (width, height).")
     return int(sides[0]), int(sides[1])
 
 

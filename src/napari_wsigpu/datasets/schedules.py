@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.tile_schedule import TileSchedule, UpcomingTiles
     from napari_wsigpu.slide.slide import Slide
 
-# Fraction of the cache for tiles that are needed again; displays use the cache, too.
+# Fraction of the cache for tiles that are needed again; displays use the cache too.
 SHARE = 0.5
 # Number of patches of a plane that one schedule covers.
 STRETCH = 1 << 16
@@ -78,7 +78,7 @@ class EpochSchedules:
             if (plane, stretch) not in self._schedules:
                 self._schedules[plane, stretch] = self._make_schedule(slide, plane, stretch)
                 if len(self._schedules) > 2 * self._slides_at_once:
-                    # The oldest schedule is either used up, or made again when it is needed.
+                    # The oldest schedule is used up, or will be made again when it is needed.
                     self._schedules.popitem(last=False)
             schedule = self._schedules[plane, stretch]
         return None if schedule is None else schedule.after(first)

@@ -28,7 +28,7 @@ try:
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingPackageError(
-        "napari_wsigpu.torch needs PyTorch, which can't be imported; run pip install torch."
+        "napari_wsigpu.torch requires PyTorch, which can't be imported; run pip install torch."
     ) from error
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class PatchDataset(Dataset):  # type: ignore[misc]
 
 
 class PatchStream(IterableDataset):  # type: ignore[misc]
-    """Batches of patches in the stream's own order, decoded ahead on the CPU or a GPU.
+    """Batches of patches in an order of its own, decoded ahead on the CPU or a GPU.
 
     Iterate over it directly, or use ``DataLoader(stream, batch_size=None)``. For a GPU, the loader
     must have no worker processes: threads of the stream decode into memory of PyTorch's allocator.
@@ -231,7 +231,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Make the next iterator start this epoch; the order of patches depends on its number.
 
-        Without calls of this method, epochs are counted automatically.
+        Unless this method is called, epochs are counted automatically.
         """
         self._epoch = epoch
         self._loader_epoch[0] = epoch << EPOCH_SHIFT
