@@ -21,7 +21,7 @@ try:
     from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 except ImportError as error:
     raise MissingPackageError(
-        'SlideStore needs zarr, which cannot be imported; run pip install "napari-wsigpu[zarr]".'
+        'SlideStore requires zarr, which cannot be imported; run pip install "napari-wsigpu[zarr]".'
     ) from error
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class SlideStore(Store):  # type: ignore[misc]
             if found is None:
                 return None
             array, index = found
-            # Decoding blocks, so it runs outside of the event loop.
+            # Decoding blocks, so it runs outside the event loop.
             data = await asyncio.to_thread(array.chunk, index)
         buffer: Buffer = prototype.buffer.from_bytes(data[_slice_of(byte_range, len(data))])
         return buffer

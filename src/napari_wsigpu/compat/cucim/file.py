@@ -141,7 +141,7 @@ class CuFile:
     def _fill_outside(
         self, regions: Iterable[AnyArray], starts: Sequence[Pair], level: int
     ) -> None:
-        """Fill pixels outside of the slide with cuCIM's background for the vendor, in place."""
+        """Fill pixels outside the slide with cuCIM's background for the vendor, in place."""
         layout = self.slide.layout
         value = {"aperio": layout.background, "philips": 255}.get(layout.vendor, 0)
         if value == layout.background:

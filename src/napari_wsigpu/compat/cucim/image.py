@@ -326,7 +326,7 @@ class CuImage:
 
     @staticmethod
     def cache(type: str | None = None, **config: Any) -> ImageCache:  # noqa: A002
-        """Return the tile cache of the process, optionally emptying and configuring it.
+        """Return the process's tile cache, after optionally emptying and configuring it.
 
         Parameters
         ----------

@@ -215,7 +215,7 @@ def open_slide(filename: Filename) -> OpenSlide | ImageSlide:
 
 def _opened(filename: object) -> Slide:
     if not isinstance(filename, str | bytes | os.PathLike):
-        raise OpenSlideArgumentError(f"{filename!r} is not a path; pass the name of a slide file.")
+        raise OpenSlideArgumentError(f"{filename!r} is not a path; pass the path of a slide.")
     try:
         slide = open_any(os.fsdecode(filename))
     except (NotASlideError, SlideNotFoundError, UnsupportedSlideError) as error:
@@ -225,7 +225,7 @@ def _opened(filename: object) -> Slide:
     if slide.vendor == VENDOR:
         slide.close()
         raise OpenSlideUnsupportedFormatError(
-            f"'{slide.path}' is a picture, which OpenSlide does not read; use ImageSlide."
+            f"'{slide.path}' is an ordinary image, which OpenSlide does not read; use ImageSlide."
         )
     base = slide.layout.levels[0]
     if base.dtype != np.uint8 or base.channels not in (1, 3, 4):

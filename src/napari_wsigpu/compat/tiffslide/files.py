@@ -94,7 +94,9 @@ def resolve_input(filename: Filename, storage_options: Mapping[str, object] | No
         return SlideInput(path) if path else SlideInput(_name_of(stream), stream)
     if hasattr(filename, "fs") and hasattr(filename, "path"):
         return _resolve_fsspec(filename.fs, filename.path)
-    raise NotASlideError(f"{filename!r} is not a path, URL or open file; pass one for a slide.")
+    raise NotASlideError(
+        f"{filename!r} is not a path, URL or open file of a slide; pass one of these."
+    )
 
 
 def _resolve_path(path: str, options: Mapping[str, object]) -> SlideInput:
@@ -104,7 +106,7 @@ def _resolve_path(path: str, options: Mapping[str, object]) -> SlideInput:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingPackageError(
-            f"'{public_url(path)}' needs fsspec, which cannot be imported; run pip install fsspec."
+            f"Reading '{public_url(path)}' requires fsspec; run pip install fsspec."
         ) from error
     try:
         return _resolve_fsspec(*url_to_fs(path, **options))
