@@ -57,7 +57,7 @@ def test_half_a_tile_is_damaged(path, capsys):
     found = json.loads(capsys.readouterr().out)
     [damaged] = found["damaged"]
     assert damaged["tile"] == "level 0, row 0, column 1"
-    assert "run out" in damaged["reason"]
+    assert "ends within a row" in damaged["reason"]
     assert (found["tiles"], found["sound"]) == (stored_tiles(path), stored_tiles(path) - 1)
 
 

@@ -323,7 +323,7 @@ def test_a_driver_of_unknown_version(machine, say):
             "WSIGPU_NATIVE is off",
             [
                 "native core:   not found",
-                "  WSIGPU_NATIVE is off; tiles are decoded in Python, more slowly.",
+                "  WSIGPU_NATIVE is off; tiles are decoded in Python, which is slower.",
             ],
         ),
     ],

@@ -1,4 +1,4 @@
-"""The command ``wsigpu bench``: measures how fast each decoder of this machine reads a slide."""
+"""The command ``wsigpu bench``: measures how fast each of this machine's decoders reads a slide."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ EPILOG = """\
 A viewport is a region of 1920 x 1200 pixels at a random location of level 0, read with an empty
 cache; the figures are the median and the 95th percentile. Patches are 256 x 256 pixels at
 random locations, read ahead in batches of 64; the cache is emptied after each batch. The sweep
-reads level 0 from the top until the time is up or the level is read. The operating system caches
-files, so a second run does not measure the disk.
+reads level 0 from the top until the time is up or the whole level has been read. The operating
+system caches files, so a second run does not measure the disk.
 """
 
 
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(path: str, seconds: float, interrupted: Event) -> Record:
-    """Measure all decoders and print the table."""
+    """Measure all decoders, and print a table of the results."""
     no_gpu = ""
     with open_slide(path, device="cpu") as slide:
         trial = _Trial(slide, "cpu", seconds, interrupted, {})
@@ -197,7 +197,7 @@ class _Trial:
         return milliseconds
 
     def time_viewport(self, location: Pair) -> list[float]:
-        """Return the time in ms as a list, which is empty if a tile is damaged."""
+        """Return the time in ms, as a list that is empty if a tile is damaged."""
         self.slide.clear_cache()
         start = time.perf_counter()
         try:
@@ -224,7 +224,7 @@ class _Trial:
                     if batch is not None:  # the cache would soon hold a whole small slide
                         slide.clear_cache()
                 return rate
-            except TileError as error:  # go on with the locations that are left
+            except TileError as error:  # continue with the remaining locations
                 self.failed.update(error.failures)
                 if self.is_over(start):
                     return rate

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.tile_check import TileCheck
 
 EPILOG = (
-    "The exit status is 1 if a tile is damaged. Flipped bits inside compressed tiles often go "
-    "unnoticed: only a checksum of the file detects them reliably."
+    "The exit status is 1 if a tile is damaged. Flipped bits in compressed tiles often go "
+    "unnoticed; only a checksum of the file detects them reliably."
 )
 
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--private", action="store_true", help=text)
     info.set_defaults(run=_info)
     doctor = commands.add_parser("doctor", help="show what decodes slides on this machine")
-    doctor.add_argument("slide", nargs="*", help="path of a slide whose decoders to show")
+    doctor.add_argument("slide", nargs="*", help="slide whose decoders are shown")
     doctor.add_argument("--json", action="store_true", help="print everything as JSON")
     doctor.set_defaults(run=_doctor)
     add_check(commands)

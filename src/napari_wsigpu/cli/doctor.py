@@ -44,7 +44,7 @@ WHEELS = {  # wheels for CUDA 12 and 13; abilities of nvImageCodec that need it
     "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
 }
 WITHOUT_NVJPEG2000 = (
-    "nvJPEG2000 is missing or does not work: the CPU decodes code streams with HT or several tiles"
+    "nvJPEG2000 is missing or does not work: the CPU decodes HT and multi-tile code streams"
 )
 JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 
@@ -54,7 +54,7 @@ class Finding:
     """Result of looking for one piece of software or hardware.
 
     `version` is None if it is missing, `note` adds a detail, `works` lists the abilities that were
-    tried successfully, `reason` states why it cannot be used, and `advice` states the remedy or the
+    tried successfully, `reason` states why it can't be used, and `advice` names the remedy or the
     consequence.
     """
 
@@ -135,7 +135,7 @@ def report(slides: Iterable[str], *, as_json: bool) -> int:
 
 
 def diagnose() -> Report:
-    """Find all decoders of this machine, and the decoder that is used for each encoding."""
+    """Find all decoders on this machine, and the one used for each encoding."""
     driver = find_driver()
     cupy, codec = find_cupy(driver), find_nvimagecodec(driver)
     others = find_kvikio(driver), find_connections(), find_display(driver)
@@ -180,7 +180,7 @@ def find_core() -> Finding:
     name = "native core:"
     if native.available:
         return Finding(name, native.reason)
-    advice = "tiles are decoded in Python, more slowly"
+    advice = "tiles are decoded in Python, which is slower"
     return Finding(name, None, reason=native.reason, advice=advice)
 
 

@@ -54,7 +54,7 @@ def run_probe(name: str, module: str = __name__) -> Answer:
 
 
 def answer(module: str, name: str) -> None:
-    """Run a probe of a module; print its findings, or the reason why it failed, as JSON."""
+    """Run a probe of a module; print its findings, or why it failed, as JSON."""
     try:
         found: Answer = getattr(import_module(module), name)()
     except Exception as error:
