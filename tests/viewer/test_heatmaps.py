@@ -60,7 +60,7 @@ def test_patches_without_scores_have_one_color(tmp_path, monkeypatch):
     assert attributes["name"] == "he_phantom patches"
     assert np.unique(image[np.isfinite(image)]) == attributes["contrast_limits"][1]
     [said] = notification_manager.records
-    assert said.message == "'he_phantom.h5' holds no different scores: its patches have one color."
+    assert said.message == "All scores in 'he_phantom.h5' are equal, so its patches have one color."
 
 
 def test_heatmaps_need_a_slide(path, monkeypatch):

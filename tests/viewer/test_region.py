@@ -134,7 +134,7 @@ def test_several_shapes(model, slide):
     )
     shapes.selected_data = set()
     assert drawn(model, shapes, layer, slide) == Region(
-        100, 200, 30, 40, ("No shape is selected, so this is the one that was drawn last.",)
+        100, 200, 30, 40, ("No shape is selected, so this is the last one drawn.",)
     )
 
 

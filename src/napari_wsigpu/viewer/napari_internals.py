@@ -1,4 +1,4 @@
-"""Every private part of napari and vispy that this plugin uses, and the cost of lacking each.
+"""Every private part of napari and vispy that this plugin uses, and what is lost without it.
 
 napari has announced that its private attributes will become unavailable to plugins. `INTERNALS`
 lists the ones in use; look them up with `Internal.get`. If one is missing, slides are still shown

@@ -277,7 +277,7 @@ def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
 
 
 def holds_annotations(layer: Layer) -> bool:
-    """Whether a layer is for annotations, of whichever slide."""
+    """Whether a layer is for annotations of any slide."""
     is_for_them = isinstance(layer, Shapes | Points) or OBJECTS in layer.metadata
     return is_for_them and FOR_EXPORT not in layer.metadata
 
@@ -341,8 +341,8 @@ def annotations_of(data: LayerData, pixels_of: ToPixels) -> list[Annotation]:
     Parameters
     ----------
     data : (data, attributes, "shapes" or "points" or "labels")
-        Points with the same id are one object; without ids, points of the same class, name and type
-        are.
+        Points with the same id form one object; points without ids are grouped by class, name and
+        type.
     pixels_of : callable
         The function that `to_pixels` returns.
 

@@ -344,7 +344,7 @@ class _Guard(QObject):  # type: ignore[misc]
 
 
 def ask_to_leave(window: QMainWindow, paths: Sequence[str]) -> bool:
-    """Ask whether to close a window without saving annotations of slides; return the answer."""
+    """Ask whether to close a window without saving its slides' annotations; return the answer."""
     names = [f"'{file_name(path)}'" for path in paths]
     if len(names) > MOST_NAMED:
         names[MOST_NAMED:] = [f"{len(names) - MOST_NAMED} more slides"]
@@ -357,10 +357,10 @@ def ask_to_leave(window: QMainWindow, paths: Sequence[str]) -> bool:
 
 
 def _report_removal(window: QMainWindow, name: str) -> None:
-    if window.isVisible():  # a closed window has lost its layers, too
+    if window.isVisible():  # a closed window has lost its layers too
         show_info(
-            f"The layer '{name}' with unsaved annotations was removed; undo this in the dock "
-            "Annotate if you still need them."
+            f"The layer '{name}' with unsaved annotations was removed; undo this in the Annotate "
+            "dock if you still need them."
         )
 
 
@@ -419,7 +419,7 @@ def _is_at(layer: Shapes | Points, event: Event) -> bool:
 
 
 def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
-    """Let a drag that draws a shape end where the button is released.
+    """Make a drag that draws a shape end where the button is released.
 
     A shape is removed if its drag spans only a few pixels or encloses no area.
     """

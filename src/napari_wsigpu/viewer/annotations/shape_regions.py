@@ -43,7 +43,7 @@ class ShapeRegion(NamedTuple):
 
 
 def shape_regions(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> list[ShapeRegion]:
-    """Return the regions of a layer's selected shapes, or of all if none is selected.
+    """Return the regions of a layer's selected shapes, or of all shapes if none are selected.
 
     Lines and paths are skipped.
 

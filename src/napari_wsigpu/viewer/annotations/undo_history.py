@@ -76,7 +76,7 @@ class History:
         return not any(state and state.data for state in self._states.values())
 
     def holds(self, layer: AnnotationLayer) -> bool:
-        """Whether a layer that holds objects is in the viewer, as far as it is recorded."""
+        """Whether the history records a layer as being in the viewer and holding objects."""
         state = self._states.get(layer)
         return bool(state and state.data)
 
@@ -115,7 +115,7 @@ class History:
         return self._move(self._done, self._undone, present)
 
     def redo(self, present: LayerList) -> bool:
-        """Redo the step that was undone last; return False if there is none."""
+        """Redo the last undone step; return False if there is none."""
         return self._move(self._undone, self._done, present)
 
     def _move(

@@ -61,7 +61,9 @@ def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
         low, high = float(np.nanmin(image)), float(np.nanmax(image))
         is_uniform = low == high
         if is_uniform:
-            show_info(f"'{Path(name).name}' holds no different scores: its patches have one color.")
+            show_info(
+                f"All scores in '{Path(name).name}' are equal, so its patches have one color."
+            )
         attributes = {
             "name": f"{title} patches" if is_uniform else title,
             "colormap": "cyan" if is_uniform else "turbo",

@@ -136,7 +136,7 @@ def read_folder(path: str | Sequence[str]) -> list[LayerData | tuple[None]]:
     except OSError as error:
         raise SlideReadError(f"'{folder}' can't be read ({error.strerror or error}).") from error
     if not slides:
-        raise NotASlideError(f"'{folder}' holds no slide: {held}; open a slide's file instead.")
+        raise NotASlideError(f"'{folder}' holds no slide: {held}; open a slide file instead.")
     layers: list[LayerData] = []
     failures: list[SlideError] = []
     for slide in chosen(slides, folder):
@@ -220,7 +220,7 @@ def _is_slide(layout: SlideLayout) -> bool:
 
 
 def _is_plain(layout: SlideLayout) -> bool:
-    """Whether nothing but its size could distinguish a slide from any other picture."""
+    """Whether only its size could distinguish a slide from an ordinary image."""
     exported = "wsigpu" in layout.metadata
     return layout.vendor in ("generic-tiff", VENDOR) and len(layout.levels) == 1 and not exported
 

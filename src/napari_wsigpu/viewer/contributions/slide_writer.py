@@ -68,7 +68,7 @@ def _write_layers(path: str, layers: list[LayerData]) -> list[str]:
     if slide is not None:
         return _write(slide, path, selected=len(layers))
     if len(layers) > 1:
-        raise LayerError("The layers show no slide; save one layer at a time, or all to a folder.")
+        raise LayerError("The layers show no slide; save them one at a time, or all to a folder.")
     data, attributes, _ = layers[0]
     written = napari_write_image(path, data, attributes)
     return [written] if written else []

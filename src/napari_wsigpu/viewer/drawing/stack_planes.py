@@ -169,7 +169,7 @@ class ShownPlanes:
         self._loader.request(list(dict.fromkeys(plane for plane in planes if plane is not None)))
 
     def _next(self, *, at_rest: bool) -> list[Position]:
-        """Return the likely neighbors of the plane that is shown, the likeliest first."""
+        """Return the likely neighbors of the plane that is shown, most likely first."""
         at = self._shown
         if at is None:
             return []

@@ -130,7 +130,7 @@ class _NewSlides:
             if recovery.orphans(slide.path):
                 show_info(
                     f"An earlier session ended without saving its annotations of "
-                    f"'{slide_name(slide)}'; restore them in the dock Annotate."
+                    f"'{slide_name(slide)}'; restore them in the Annotate dock."
                 )
         return True
 

@@ -1,4 +1,4 @@
-"""`wait`, with which scripts and screenshots wait until a layer is drawn exactly."""
+"""`wait`: block a script or screenshot until a layer is drawn exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Position and magnification of a viewer on a slide, to read and to change."""
+"""Read and change a viewer's position and magnification on a slide."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ToPixels = Callable[[Array], NDArray[np.float64]]
 
 ROUNDING = 0.01  # pixels: napari keeps shapes in single precision
-UPRIGHT = 0.5  # pixels by which the corners of an upright rectangle may be off
+UPRIGHT = 0.5  # pixels: tolerance for the corners of an upright rectangle
 
 
 class Region(NamedTuple):
@@ -85,7 +85,7 @@ def seen_pixels(viewer: Viewer, layer: Layer) -> NDArray[np.float64]:
 
 
 def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
-    """Return the bounding box of the selected shapes, or of the last one if none is selected.
+    """Return the bounding box of the selected shapes, or of the last one if none are selected.
 
     A pixel belongs to the region if its center does.
 
@@ -119,7 +119,7 @@ def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
     elif not upright:
         notes.append("This is the bounding box of the shape.")
     if len(outlines) > 1 and not shapes.selected_data:
-        notes.append("No shape is selected, so this is the one that was drawn last.")
+        notes.append("No shape is selected, so this is the last one drawn.")
     return region_around(pixels, slide, *notes)
 
 

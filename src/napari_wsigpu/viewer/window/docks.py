@@ -36,7 +36,7 @@ def open_inspector(viewer: Viewer) -> bool:
 
 
 def open_dock(viewer: Viewer, name: str, *, behind: bool = False) -> Widget:
-    """Open one of this plugin's docks like its menu item, unless it is open already; return it.
+    """Open one of this plugin's docks, as its menu item does, unless it is open; return it.
 
     With `behind`, docks that are already open stay in front.
     """

@@ -157,7 +157,7 @@ class MagnificationBar(QWidget):  # type: ignore[misc]
         if viewer is None:
             return
         all_shown = all(each.visible for each in viewer.layers if slide_of(each) is not None)
-        if slide is not None and not all_shown:  # napari has fitted hidden layers, too
+        if slide is not None and not all_shown:  # napari has fitted hidden layers too
             with viewer.events.reset_view.blocker(self._on_fitted):
                 fit_slide(viewer, slide)
         self._fitted = _view(viewer)
