@@ -150,7 +150,7 @@ def test_tools_are_napari_s(viewer, dock, layer, shapes, tool):
 
 def test_there_may_be_nothing_to_select(viewer, dock, layer):
     click(dock.tools["Select"])
-    assert "Nothing is drawn yet" in dock.status.value
+    assert "Nothing has been drawn yet" in dock.status.value
     assert (list(viewer.layers), current_tools(dock)) == ([layer], [])
 
 

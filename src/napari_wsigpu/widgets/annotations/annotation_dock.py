@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
-NO_SHAPES = "Nothing is drawn yet: choose a tool, and draw on the slide."
+NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
 LOST = "An earlier session ended without saving its annotations of '{}'."
 SELECT = "Select"
 TOOLS = {
@@ -112,7 +112,7 @@ class Annotations(SlideDock):
             each.native.setCheckable(True)
         self.undo = button("Undo", "Undo the last change (Ctrl+Z)", self._undo)
         redo = partial(self._undo, again=True)
-        self.redo = button("Redo", "Redo the change that was undone last (Ctrl+Shift+Z)", redo)
+        self.redo = button("Redo", "Redo the last undone change (Ctrl+Shift+Z)", redo)
         self.recover = button("Restore", "Show the lost annotations on the slide", self._recover)
         discard = partial(self._recover, show=False)
         self.forget = button("Discard", "Delete the lost annotations permanently", discard)
@@ -120,7 +120,7 @@ class Annotations(SlideDock):
         self.lost = Panel(self.loss, row(self.recover, self.forget))
         self.chips: dict[str, PushButton] = {}
         self.chip_box = flow()
-        self.own_class = LineEdit(tooltip="Another class: type its name, and press Enter")
+        self.own_class = LineEdit(tooltip="Type the name of another class and press Enter")
         self.own_class.native.setPlaceholderText("Another class")
         self.own_class.native.setAccessibleName("Class")
         self.classify = button(
@@ -137,13 +137,13 @@ class Annotations(SlideDock):
         )
         self.export = button(
             "Export…",
-            "Save this slide's shapes and points, and selected labels, as GeoJSON or DICOM",
+            "Save this slide's shapes, points and selected labels as GeoJSON or DICOM",
             self._export,
             "Export GeoJSON",
         )
         self.level = choice(
             "Level of new labels",
-            "The level that sets the resolution of new labels; finer levels take more memory",
+            "The level whose resolution new labels get; finer levels take more memory",
         )
         self.add_labels = button(
             "New",
@@ -153,7 +153,7 @@ class Annotations(SlideDock):
         )
         self.save_labels = button(
             "Save…",
-            "Save the selected labels layer as OME-Zarr, along with the slide level that it was "
+            "Save the selected labels layer as OME-Zarr, together with the slide level it was "
             "painted on",
             self._save_labels,
             "Save labels",

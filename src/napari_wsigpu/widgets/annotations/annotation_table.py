@@ -156,7 +156,7 @@ class AnnotationTable:
         return np.stack([outline.min(axis=0), outline.max(axis=0)])
 
     def summary(self, rows: Sequence[int]) -> str:
-        """Summarize the number and total size of the selected rows, or of all rows if none is."""
+        """Summarize the number and total size of the selected rows, or of all rows if none are."""
         chosen = rows or range(len(self))
         text = f"{len(chosen):,} object{'' if len(chosen) == 1 else 's'}"
         if len(chosen) > MOST_SUMMED:

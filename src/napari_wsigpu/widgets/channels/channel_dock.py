@@ -77,7 +77,7 @@ class _List(QListWidget):  # type: ignore[misc]
 
 
 class Channels(SlideDock):
-    """Lists a slide's channels; those that are checked are shown as one picture.
+    """Lists a slide's channels; the checked ones are combined into one image.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Channels(SlideDock):
             "Split", "Add each checked channel as a layer, and hide the composite", self._split
         )
         self.histogram = Hosted(Histogram(), "Values of the selected channel")
-        self.window = FloatRangeSlider(tooltip="Values shown as black and as the full color")
+        self.window = FloatRangeSlider(tooltip="Values shown as black and at full color")
         # The labels of close limits would overlap; the histogram shows the limits.
         self.window.native.setHandleLabelPosition(QLabeledDoubleRangeSlider.LabelPosition.NoLabel)
         _name(self.window, "Limits")

@@ -55,7 +55,7 @@ class Part(StrEnum):
 
 
 class Files(StrEnum):
-    """How the selected shapes become files: one around all, or one per shape, optionally masked."""
+    """How the selected shapes become files: one for all, or one per shape, optionally masked."""
 
     ONE = "One"
     EACH = "One per shape"

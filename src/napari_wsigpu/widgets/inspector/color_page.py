@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NO_PROFILE = "The file contains no ICC profile: its colors are shown as stored."
 EXPLANATION = (
-    "The profile defines the colors that the scanner's values stand for. If it is applied, the "
-    "slide is shown in sRGB; scripts still read the stored values."
+    "The profile defines the colors of the scanner's values. If it is applied, the slide is shown "
+    "in sRGB; scripts still read the stored values."
 )
 
 

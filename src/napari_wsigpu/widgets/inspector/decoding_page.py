@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 INTERVAL_MS = 500
 MOST_ROWS = 200
 ROWS_SEEN = 6
-NO_FAILURE = "No tile has failed so far."
+NO_FAILURE = "No tiles have failed so far."
 STARTING = "Starting the GPU"
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
 CHOICES = {
-    AUTO: ("Auto", "Decode on whichever device measures faster"),
+    AUTO: ("Auto", "Decode on whichever device is measured to be faster"),
     GPU: ("GPU", "Decode all supported tiles on the GPU"),
     CPU: ("CPU", "Decode on the CPU"),
 }
@@ -136,9 +136,9 @@ class DecodingPage(Scrolled):
         self._device_tiles: DeviceTiles | None = None
         self._switching, self._failed = False, -1
         self.decoder = Text("Decoder")
-        self.decoder.tooltip = "The decoder of the finest level, and the reason for the choice"
+        self.decoder.tooltip = "The decoder of the finest level, and why it was chosen"
         self.drawn = Text("Drawn")
-        self.drawn.tooltip = "Where the pictures on screen are composed, and the reason"
+        self.drawn.tooltip = "Where the image on screen is composed, and the reason"
         self.choice = DeviceChoice()
         self.plot = Hosted(RatePlot())
         self.readings = Form({name: Text(name) for name in RATE_TOOLTIPS})

@@ -64,7 +64,7 @@ class ImageCard(Panel):
         self._update()
 
     def load(self) -> None:
-        """Decode and show the image, unless it is hidden or has been requested before."""
+        """Decode and show the image, unless it is hidden or was already requested."""
         if self._is_requested or self._disclosure.hides(self._image):
             return
         # Also set if decoding fails, so that it is not retried whenever the page is shown.

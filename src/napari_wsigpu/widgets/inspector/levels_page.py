@@ -22,7 +22,7 @@ HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
 TILE = HEADERS.index("Tile")
 LEAST = 4  # characters
 TIPS = LevelFacts(
-    "Number of the level; 0 is the finest. Levels that are computed for viewers have none",
+    "Level number, 0 for the finest; levels that are computed for viewers have none",
     "Width and height in pixels",
     "Downsample: pixels of level 0 per pixel along each axis",
     "Width and height of a tile in pixels",

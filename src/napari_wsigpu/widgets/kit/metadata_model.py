@@ -100,7 +100,7 @@ class MetadataModel(QStandardItemModel):  # type: ignore[misc]
             self.appendRow(last)
 
     def number(self, index: QModelIndex) -> int | None:
-        """Return the index of a row's field, with which `row` finds the field in later searches."""
+        """Return the index of a row's field, by which `row` finds the field in later searches."""
         number: int | None = index.siblingAtColumn(0).data(NUMBER_ROLE)
         return number
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Multiples of the height of a line of text.
 LINES = 6
 INSET = 0.3
-NOTHING = "No tile was decoded in the last minute while this page was open."
+NOTHING = "No tiles were decoded in the last minute while this page was open."
 
 
 class RatePlot(QWidget):  # type: ignore[misc]

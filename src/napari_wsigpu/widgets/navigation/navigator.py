@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to navigate it."
-UNKNOWN = "The file gives neither the objective nor the pixel size"
+UNKNOWN = "The file states neither the objective nor the pixel size"
 MICROMETERS, PIXELS = "µm", "px"
 REFRESH_MS = 30
 
