@@ -1,1 +1,1 @@
-"""Compose pictures for a screen while tiles are being decoded. Imports neither napari nor Qt."""
+"""Compose images for a screen while tiles are being decoded. Imports neither napari nor Qt."""

@@ -1,4 +1,4 @@
-"""Compose channels into one RGB picture."""
+"""Combine channels into one RGB image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL_PIXELS = 1 << 15
 def compose(
     channels: Sequence[Array], composite: Composite, shape: tuple[int, ...]
 ) -> NDArray[np.uint8]:
-    """Return the RGB picture of the visible channels.
+    """Return the RGB image of the visible channels.
 
     Colors are added in linear light: each channel's color is converted from sRGB (IEC 61966-2-1),
     and the sum back to sRGB.

@@ -60,8 +60,8 @@ class CompositeView:
 
     @settings.setter
     def settings(self, settings: Composite) -> None:
-        # One assignment, because the fetcher's thread reads both. The string tells the tiles of
-        # different settings apart in the cache, which only compares it.
+        # One assignment, because the fetcher's thread reads both. The string distinguishes tiles of
+        # different settings in the cache, which only compares it.
         self.state = settings, cast("Color", f"composite {next(_versions)}")
 
 

@@ -99,7 +99,7 @@ class _ShownOnDevice(Shown):
 class DevicePicture(LevelPicture[_ShownOnDevice]):
     """A picture that a device draws from tiles in its memory.
 
-    Every view is drawn in full: a device draws it faster than it could copy the previous one.
+    Each view is drawn in full, which is faster on a device than copying the previous one.
 
     Parameters
     ----------

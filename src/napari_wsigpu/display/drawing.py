@@ -88,14 +88,14 @@ class Drawing:
         self.missing.pop(tile, None)
 
     def approximate(self, lookup: TileLookup, *, coarser: bool = True) -> None:
-        """Draw missing tiles from other levels, where these are better than the current pixels.
+        """Draw missing tiles from other levels that are better than the current pixels.
 
         Parameters
         ----------
         lookup : TileLookup
             Finds the tiles of other levels.
         coarser : bool
-            Whether to use coarser levels, too, or only the finer one.
+            Whether to use coarser levels too, or only the finer one.
         """
         by_level: dict[int, list[Tile]] = {}
         for tile, rank in self.missing.items():

@@ -154,7 +154,7 @@ class TileFetcher:
         self.request(display, ())
 
     def expected(self, keys: Sequence[TileKey]) -> float | None:
-        """Return the seconds until tiles of one level would arrive if requested now.
+        """Return how many seconds tiles of one level would take to arrive if requested now.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Tile = tuple[int, int]
 
-# If a larger share of a view is missing, the graphics card enlarges a coarser view instead.
+# If more than this share of a view is missing, the graphics card enlarges a coarser view instead.
 WORTH_DRAWING = 0.5
 # How many of the next coarser levels may replace a view.
 COARSER_LEVELS = 2
@@ -300,7 +300,7 @@ class Picture(LevelPicture[_Drawn]):
         now.fresh.clear()
 
     def _draw_edges(self, now: _Drawn, before: _Drawn | None) -> None:
-        """Copy parts of missing tiles from the previous view, as far as it shows them."""
+        """Copy the parts of missing tiles that the previous view shows."""
         if before is None or now.common is None:
             return
         new, old = now.drawing, before.drawing

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Rows read at a time, so that a plane that is no longer requested is abandoned soon.
 BLOCK_ROWS = 512
 
-# Loaded planes to keep after their request has ended: users step back, too.
+# Loaded planes to keep after their request has ended: users step back too.
 MAX_KEPT = 8
 
 logger = logging.getLogger(__name__)

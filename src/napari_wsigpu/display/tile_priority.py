@@ -122,7 +122,7 @@ def next_likely(
 
 
 def _preview_level(levels: Sequence[LevelLayout], level: int) -> int | None:
-    """Return the finest stored level that costs little compared to `level`; None if none does."""
+    """Return the finest stored level that costs little compared to `level`, or None."""
     source = level
     # Reading a computed level costs as much as the stored level below it.
     while levels[source].computed and source > 0:
