@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 THREADS = 256
 # cudaMemcpyAsync stages up to 64 KiB of pageable memory without waiting for the stream.
 MOST_UPLOADED = 64 << 10
-# `paste`: bytes that a thread copies at once, and how many times. Fewer blocks start faster.
+# `paste`: bytes that a thread copies at once, and how often. Fewer blocks start faster.
 CHUNK, CHUNKS_A_THREAD = 16, 4
 # Rows of a tile that one block copies, and the limit of CUDA for the y dimension of a grid.
 ROWS_A_BLOCK, MOST_BLOCKS = 8, 0xFFFF
@@ -223,7 +223,7 @@ class CudaDevice:
     # Memory
 
     def allocate(self, size: int) -> tuple[int, cupy.cuda.Memory]:
-        """Allocate `size` bytes outside of CuPy's pool; return the address and its owner.
+        """Allocate `size` bytes outside CuPy's pool; return their address and owner.
 
         The memory is freed as soon as the owner is dropped, even if a stream still uses it: drop
         the owner only after all streams that use the memory are synchronized.
@@ -364,7 +364,7 @@ class CudaDevice:
     def table(self, table: Array, stream: Stream) -> DeviceArray:
         """Copy a table to the device; return its bytes, allocated from the pool of `stream`.
 
-        The table may be changed or dropped immediately, because CUDA has copied it on return.
+        The table may be changed or dropped at once: on return, CUDA has copied it.
         """
         with stream:
             copied = self._cupy.empty(table.nbytes, np.uint8)

@@ -117,7 +117,7 @@ class Devices:
         with self._starting:
             if index not in self._workers:
                 if self.has_driver():
-                    # Recorded first: a fork during the start would break CUDA in the child, too.
+                    # Recorded first: a fork during the start would break CUDA in the child too.
                     record_start()
                 self._workers[index] = DecodeWorker(self._opened(index))
             return self._workers[index]

@@ -103,7 +103,7 @@ def import_cuda(package: str, device: str) -> ModuleType:
         return import_module(package)
     except (ImportError, OSError, RuntimeError) as error:
         raise DeviceError(
-            f"'{device}' can't be used because {package} cannot be loaded ({error}); install "
+            f"'{device}' can't be used because {package} can't be loaded ({error}); install "
             "napari-wsigpu[cuda12] or napari-wsigpu[cuda13], matching your driver's CUDA version, "
             "or use device='cpu'."
         ) from error

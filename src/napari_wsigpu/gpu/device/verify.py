@@ -33,7 +33,7 @@ class Verifier:
     Attributes
     ----------
     reason : str or None
-        The reason to decode the slide on the CPU from now on; None while all tiles agree.
+        Why the slide must be decoded on the CPU from now on; None while all tiles agree.
     """
 
     def __init__(self, path: str) -> None:

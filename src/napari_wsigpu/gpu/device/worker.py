@@ -112,7 +112,7 @@ class DecodeWorker:
         self.trim()
 
     def acquire_stream(self) -> Stream:
-        """Return a stream for copies and pasting, to be returned by `release_stream`.
+        """Return a stream for copies and pasting; release it with `release_stream`.
 
         All slides reuse the same streams, because CuPy keeps a pool of memory for each.
         """
@@ -126,7 +126,7 @@ class DecodeWorker:
         self._streams.append(stream)
 
     def acquire_workspace(self) -> Workspace:
-        """Return a workspace for one batch, to be returned by `release_workspace`."""
+        """Return a workspace for one batch; release it with `release_workspace`."""
         try:
             return self._workspaces.pop()
         except IndexError:
@@ -138,7 +138,7 @@ class DecodeWorker:
         self._workspaces.append(workspace)
 
     def acquire_buffer(self, size: int) -> memoryview:
-        """Return page-locked memory for encoded bytes, to be returned by `release_buffer`.
+        """Return page-locked memory for encoded bytes; release it with `release_buffer`.
 
         All slides reuse the same buffers, because page-locking costs more than reading.
 

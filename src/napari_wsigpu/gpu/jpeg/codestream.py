@@ -46,7 +46,7 @@ class Recipe(NamedTuple):
         our kernels can decode the tiles.
     convert : bool
         Whether the decoded samples are YCbCr. JPEG 2000 tiles for which `is_transformed` is true
-        are RGB nevertheless.
+        are still RGB.
     """
 
     kind: str

@@ -59,7 +59,7 @@ class Joined(NamedTuple):
     stacks : tuple of Stack
         The stacks, one after another.
     header : bytes
-        Header with which every tile starts at its source; it is not copied.
+        Header at the start of every tile in its source; it is not copied.
     scans : ndarray of `native.tables.SCAN`, shape (tiles,)
         Position of each tile at its source, and of its scan in the buffer.
     spans : list of (int, int)
@@ -181,7 +181,7 @@ def join(
     stacks : tuple of Stack
         The stacks.
     header : bytes
-        Header with which every tile starts at its source.
+        Header at the start of every tile in its source.
     offsets, lengths : ndarray of int64, shape (tiles,)
         Position and length of each tile at its source.
     start : int

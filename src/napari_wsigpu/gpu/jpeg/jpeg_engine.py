@@ -1,4 +1,4 @@
-"""nvImageCodec's backends for JPEG, and a trial that shows which of them work here."""
+"""nvImageCodec's backends for JPEG, and a test of which ones work here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 def decodes(device: CudaDevice, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:
     """Return whether a decoder decodes test images, and let it allocate memory for larger batches.
 
-    Each of a decoder's alternating buffers stays as large as the largest images so far required.
+    Each of a decoder's alternating buffers stays as large as the largest images so far.
     The test images therefore have as many encoded bytes as tissue.
 
     Parameters

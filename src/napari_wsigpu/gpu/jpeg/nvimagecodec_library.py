@@ -146,8 +146,8 @@ class LibraryDecoder:
     def decode(self, streams: NDArray[np.uint64], images: NDArray[np.uint64]) -> list[bool]:
         """Decode a batch; return whether each image was decoded.
 
-        The call returns when the CPU's part of the work is done. The pixels are valid once the CUDA
-        stream with which the images were created is synchronized.
+        The call returns when the CPU's part of the work is done. The pixels are valid once the
+        images' CUDA stream is synchronized.
 
         Parameters
         ----------

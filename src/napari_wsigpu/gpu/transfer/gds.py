@@ -231,7 +231,7 @@ class Loader:
             return self._pool.submit(self.move, ranges, stream)
 
     def move(self, ranges: deque[_FileRange], stream: Stream) -> None:
-        """Read and upload ranges until none is left; the uploads are done on return.
+        """Read and upload ranges until none are left; the uploads are done on return.
 
         Any number of threads may work on the same ranges. Uploads wait for the work that `stream`
         holds now, which may still use the target.
@@ -257,7 +257,7 @@ class Loader:
                         read = opened.enter_context(source.open_reader())
                     buffers.move(read, part)
             except BaseException:
-                ranges.clear()  # the other threads stop, too
+                ranges.clear()  # the other threads stop too
                 raise
             finally:
                 buffers.wait()
@@ -388,7 +388,7 @@ class Transfer:
         for future, size, path in pending.submitted:
             try:
                 if future.get() != size and failure is None:
-                    failure = SlideChangedError(f"'{path}' was cut short; open the slide again.")
+                    failure = SlideChangedError(f"'{path}' was truncated; open the slide again.")
             except Exception as error:  # kvikio's errors have no common base class
                 failure = failure or error
         pending.submitted.clear()

@@ -119,7 +119,7 @@ def _opened(array: zarr.Array | str | os.PathLike[str]) -> zarr.Array:
         package = import_module("zarr")
     except ImportError:
         raise MissingPackageError(
-            'read_zarr_to_gpu needs zarr; pip install "napari-wsigpu[zarr]".'
+            'read_zarr_to_gpu requires zarr; run pip install "napari-wsigpu[zarr]".'
         ) from None
     if isinstance(array, package.Array):
         return array
