@@ -176,7 +176,7 @@ class TestArrayLike:
         monkeypatch.setitem(sys.modules, "dask", None)
         monkeypatch.setitem(sys.modules, "dask.array", None)
         slide, _ = opened
-        with pytest.raises(ModuleNotFoundError, match="to_dask needs Dask"):
+        with pytest.raises(ModuleNotFoundError, match="to_dask requires Dask"):
             slide.levels[0].to_dask()
 
     def test_reading_decodes_only_what_is_asked(self, opened):

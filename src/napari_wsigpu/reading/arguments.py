@@ -78,7 +78,7 @@ def size_of(size: Any, least: int = 0) -> tuple[int, int]:
     width, height = _integers("size", size)
     if min(width, height) < least:
         raise RegionError(
-            f"A region of {width} x {height} pixels is not possible; use a size >= {least}."
+            f"A region of {width} x {height} pixels is not valid; use a size >= {least}."
         )
     if max(width, height) > MAX_COORDINATE:
         raise RegionError(

@@ -17,9 +17,9 @@ EDGE = 1e-6
 def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
     """Average blocks of pixels, integers rounded half up.
 
-    This function defines computed levels. The reduced resolutions that JPEG and JPEG 2000
-    decoders offer are no substitute: a smaller inverse DCT or a wavelet filter also weighs pixels
-    outside a block, and scales the planes of a YCbCr image before their conversion to RGB.
+    This function defines computed levels. The reduced resolutions of JPEG and JPEG 2000 decoders
+    are no substitute: a smaller inverse DCT or a wavelet filter also weights pixels outside a
+    block, and scales the planes of a YCbCr image before they are converted to RGB.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def resample_area(
     first: tuple[int, int] = (0, 0),
     out: Array | None = None,
 ) -> Array:
-    """Reduce pictures to a smaller size with a box filter.
+    """Reduce images to a smaller size with a box filter.
 
     Each result pixel is the mean of the ``scale`` source pixels that it spans, weighted by
     covered area; at the edges of the source, only existing pixels count. Integers are rounded half

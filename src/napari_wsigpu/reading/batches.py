@@ -31,7 +31,7 @@ AHEAD_BYTES = 1 << 30
 
 
 class Grouping(NamedTuple, Generic[Batch]):
-    """How one call reads several batches: a GPU needs more tiles than a small batch has.
+    """How one call reads several batches, since a GPU needs more tiles than a small batch has.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""`TileCache`: decoded tiles in host memory, least recently used first out."""
+"""`TileCache`: an LRU cache of decoded tiles in host memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANY_TILES = 64
 
 
 class TileKey(NamedTuple):
-    """Identify a decoded tile.
+    """The key of a decoded tile.
 
     Keys are built and looked up several times per tile. Hot paths build plain tuples of the same
     five items, which hash and compare equal.

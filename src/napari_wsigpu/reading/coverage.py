@@ -41,7 +41,7 @@ def find_held(
     """
     held = np.zeros((len(regions), *regions.shapes[0]), np.bool_)
     for plan in plan_regions(number, images, regions):
-        # A missing tile of a picture on a mosaic hides the pictures below it.
+        # A missing tile of an image in a mosaic hides the images below it.
         for window in _windows(held, plan.blanks):
             window[...] = False
         computed = plan.computed[plan.pastes.tile]

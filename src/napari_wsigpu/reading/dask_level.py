@@ -39,7 +39,7 @@ def dask_array(
         import dask.array
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "to_dask needs Dask, which is not installed; pip install dask[array]."
+            "to_dask requires Dask, which is not installed; run pip install dask[array]."
         ) from error
     if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
         raise RegionError(f"tiles is {tiles!r}; it must be a whole number >= 1.")

@@ -160,8 +160,8 @@ class DeviceBackend:
         Returns
         -------
         array, shape (pixels, channels), or (pixels,) for one channel
-            Pixels of one region after another. None if the host must read them: the device can't
-            carry out one of the plans, or its memory is short.
+            Pixels of one region after another. None if the host must read them, because the device
+            can't carry out one of the plans or is short of memory.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class DeviceBackend:
         if any(plan.computed.any() for plan in plans):
             return None
         if any(len(plan.blanks) for plan in plans[1:]):
-            return None  # the blanks of an upper picture hide the pictures below it
+            return None  # the blanks of an upper image hide the images below it
         if any(plan.channels is not None for plan in plans):
             return None  # the device can only paste all channels of a pixel
         image = self.parts.images[number]
@@ -394,7 +394,7 @@ class DeviceBackend:
                 # The GPU must not write to the slots once they are unpinned below.
                 pending.cancel()
                 raise
-            # Once a comparison with the CPU fails, no tile that the GPU has decoded is trusted.
+            # Once a comparison with the CPU fails, none of the GPU's tiles can be trusted.
             if self.decoder.verifier.reason is not None and not self._distrusted:
                 self._distrusted = True
                 self.forget_tiles()

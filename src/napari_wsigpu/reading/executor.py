@@ -232,7 +232,7 @@ def _decode(
         while in_flight:
             failures |= in_flight.popleft().finish()
     finally:
-        # After an error, the caller frees its buffers, so no thread may write to them any longer.
+        # After an error, the caller frees its buffers, so no thread may still write to them.
         for decoding in in_flight:
             decoding.cancel()
     backend.timed(canvas, image, len(tiles), started)

@@ -84,7 +84,7 @@ class HostBackend:
         self._tile_memory = TileMemory()
         self._averages = Averages(parts, self._bytes, self._tile_memory)
         self._recurrence = Recurrence(cache)
-        # The core never waits for the interpreter, so more threads than cores would not help.
+        # The core never waits for the interpreter, so more threads than cores don't help.
         self._threads = min(parts.decoder.threads, os.cpu_count() or 1)
         self._forms: dict[int, NativeFormat | None] = {}
 
@@ -306,7 +306,7 @@ class HostBackend:
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
         """Return the format of an image for the core; None if Python decodes its tiles."""
         if number not in self._forms:
-            # The core would bypass a decoder that the caller has supplied.
+            # The core would bypass a decoder supplied by the caller.
             usual = type(self.parts.decoder) is CpuDecoder
             form = native_format(image) if usual and native.core is not None else None
             # Sources other than files provide uncompressed tiles without a copy.

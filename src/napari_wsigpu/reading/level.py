@@ -86,7 +86,7 @@ class LevelArray:
     number : int
         Number of the level in the slide.
     channel : int, optional
-        Show this channel alone, as a two-dimensional array.
+        Show only this channel, as a two-dimensional array.
     tolerant : bool
         Whether `read` shows tiles that fail to decode as background, for viewers.
 

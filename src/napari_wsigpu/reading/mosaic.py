@@ -1,4 +1,4 @@
-"""Mosaics: levels made of pictures, or parts of pictures, on a background."""
+"""Mosaics: levels composed of images, or parts of images, on a background."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class NamedPart(NamedTuple):
-    """A picture of a mosaic and its name for messages."""
+    """An image in a mosaic, and its name for messages."""
 
     name: str
     image: LevelLayout
 
 
 def parts_of(pyramid: Sequence[LevelLayout]) -> Mapping[int, NamedPart]:
-    """Return the pictures of all mosaics, numbered after the levels."""
+    """Return the images of all mosaics, numbered after the levels."""
     found: list[NamedPart] = []
     for index, level in enumerate(pyramid):
         if level.parts:
@@ -32,5 +32,5 @@ def parts_of(pyramid: Sequence[LevelLayout]) -> Mapping[int, NamedPart]:
 
 
 def touches(mosaic: LevelLayout, rect: Rect) -> bool:
-    """Return whether any picture of a mosaic touches a region."""
+    """Return whether any image of a mosaic touches a region."""
     return any(part.touches(rect) for part in mosaic.parts)

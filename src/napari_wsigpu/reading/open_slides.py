@@ -37,7 +37,7 @@ class OpenSlides:
 
     def __init__(self, max_idle: int = MAX_IDLE) -> None:
         self._max_idle = max_idle
-        self._lock = threading.Lock()  # guards both dicts; held while a slide is opened, too
+        self._lock = threading.Lock()  # guards both dicts; held while a slide is opened too
         # The least recently used slide comes first.
         self._open: dict[bytes, LevelOwner] = {}
         self._users: dict[bytes, int] = {}

@@ -30,8 +30,8 @@ class SlideParts:
     layout : SlideLayout
         Description of the slide.
     images : Mapping of int to LevelLayout
-        All images by number: the levels of the pyramid from 0, then the pictures that mosaics
-        consist of, then the associated images.
+        All images by number: the levels of the pyramid from 0, then the images in mosaics, then the
+        associated images.
     associated : frozenset of int
         Numbers of the associated images.
     pyramid : sequence of PyramidLevel

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def plan_regions(
     number: int, images: Mapping[int, LevelLayout], regions: Regions
 ) -> list[ReadPlan]:
-    """Plan regions of an image; a mosaic yields one plan per picture, bottom to top.
+    """Plan regions of an image; a mosaic yields one plan per image in it, bottom to top.
 
     Parameters
     ----------
     number : int
         Number of the image.
     images : Mapping of int to LevelLayout
-        All images of the slide, including the pictures of mosaics.
+        All images of the slide, including those in mosaics.
     regions : Regions
         The regions.
 
@@ -67,12 +67,12 @@ class _Stretch(NamedTuple):
     Attributes
     ----------
     region, start : ndarray of int64
-        Index of the region, and where its position 0 falls in the stored picture (extrapolated if
-        the run starts later).
+        Index of the region, and where its position 0 falls in the stored image (extrapolated if the
+        run starts later).
     first, end : ndarray of int64
         First position of the region in the run, and the one after the last.
     step : int
-        Distance between two positions in the picture.
+        Distance between two positions in the image.
     """
 
     region: Integers
@@ -102,7 +102,7 @@ def _inside(starts: Integers, step: int, counts: Integers, extent: int) -> _Stre
 def _on_picture(
     starts: Integers, step: int, counts: Integers, extent: int, segments: AxisMapping
 ) -> _Stretch:
-    """Return the positions of each region that a picture on a mosaic covers."""
+    """Return the positions of each region that an image in a mosaic covers."""
     begins = np.maximum(segments.starts, 0)
     ends = np.minimum(np.append(segments.starts[1:], segments.end), extent)
     last = starts + (counts - 1) * step
