@@ -79,7 +79,7 @@ class ReadChannels(Protocol):
     def cached_tiles(
         self, number: int, tiles: Collection[Tile], channels: Channels
     ) -> dict[Tile, list[Array]]:
-        """Return those whole tiles of which all channels are cached, one array per channel."""
+        """Return the whole tiles whose channels are all cached, one array per channel."""
 
 
 @dataclass(eq=False, repr=False)
@@ -131,7 +131,7 @@ class CompositeSource(HostedSource):
         return [(name, pixels.item()) for name, pixels in zip(names, channels, strict=True)]
 
     def compose_cached(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
-        """Compose those tiles of one level of which all visible channels are cached."""
+        """Compose the tiles of one level whose visible channels are all cached."""
         settings, color = self.view.state
         tiles = {(key.row, key.column): key for key in keys if key.color == color}
         if not tiles:

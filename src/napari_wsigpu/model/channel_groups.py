@@ -1,4 +1,4 @@
-"""Named groups of channels, and the JSON files that hold them: stories of Minerva Author."""
+"""Named groups of channels, and the JSON files that store them: Minerva Author stories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ChannelGroup:
     styles: tuple[tuple[int, ChannelStyle], ...]
 
     def shown(self, composite: Composite) -> Composite:
-        """Return a copy of a composite that shows these channels only."""
+        """Return a copy of a composite that shows only these channels."""
         channels = [replace(style, visible=False) for style in composite.channels]
         for number, style in self.styles:
             window = style.window or composite.channels[number].window
@@ -68,7 +68,7 @@ def _span(first: int, last: int) -> str:
 
 
 def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[ChannelGroup]:
-    """Read groups from a story of Minerva Author, or from a file that `write_groups` wrote.
+    """Read groups from a Minerva Author story, or from a file that `write_groups` wrote.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[Ch
         raise SlideReadError(f"'{path.name}' can't be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise SlideReadError(
-            f"'{path.name}' holds no channel groups of this slide; choose a story of Minerva "
-            "Author, or a file saved with Save in the dock Channels."
+            f"'{path.name}' holds no channel groups of this slide; choose a Minerva Author story, "
+            "or a file saved in the Channels dock."
         ) from None
 
 

@@ -471,7 +471,7 @@ void add_colors(const Plane& plane, const uint8_t* from, int64_t size, float* su
         Sample sample;
         std::memcpy(&sample, from, sizeof(sample));
         const int entry = std::min(std::max(int(sample) - plane.low, 0), plane.last);
-        // All four are loaded before one is stored, so that the compiler adds them at once.
+        // Load all four before storing any, so that the compiler adds them with one instruction.
         float color[4];
         std::memcpy(color, plane.table + 4 * entry, sizeof(color));
         for (int channel = 0; channel < 4; ++channel) color[channel] += sums[channel];

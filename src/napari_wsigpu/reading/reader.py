@@ -214,7 +214,7 @@ class RegionReader:
     def cached_tiles(
         self, number: int, tiles: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], Array]:
-        """Return those tiles of an image that are cached on the host, with colors as stored."""
+        """Return the tiles of an image that are cached on the host, with colors as stored."""
         places = np.array([*tiles], np.int64).reshape(-1, 2)
         found = zip(tiles, self._tiles.get_all(self._slide, number, places), strict=True)
         return {tile: pixels for tile, pixels in found if pixels is not None}

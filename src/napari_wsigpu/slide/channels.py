@@ -178,7 +178,7 @@ class ChannelReader:
     def cached_tiles(
         self, number: int, tiles: Collection[Tile], channels: Sequence[int]
     ) -> dict[Tile, list[Array]]:
-        """Return those whole tiles of which all channels are cached, one array per channel."""
+        """Return the whole tiles whose channels are all cached, one array per channel."""
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
         for image, shown in self._sources(number, channels):
             pixels = self._reader.cached_tiles(image, list(found))
@@ -189,7 +189,7 @@ class ChannelReader:
         return found
 
     def _sources(self, number: int, channels: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-        """Return the numbers of the images that hold channels of a level, and which they hold."""
+        """Return the numbers of the images that hold some channels, and the channels in each."""
         if not self._images:
             return [(number, channels)]
         return [(self._images[number, channel].number, (0,)) for channel in channels]

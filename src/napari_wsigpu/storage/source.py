@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Buffer = bytearray | memoryview
     NewBuffer = Callable[[int], Buffer]
 
-# Distance of the virtual offsets of two channels, and the number of channels that fit into 64 bits.
+# Distance between the virtual offsets of two channels, and how many channels fit into 64 bits.
 CHANNEL_STEP, MOST_CHANNELS = 1 << 52, 1 << 10
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
@@ -250,7 +250,7 @@ class DecodedSource(ViewSource):
 
 
 def can_address_channels(image: LevelLayout) -> bool:
-    """Return whether the tiles of each channel of an array have offsets of their own."""
+    """Return whether each channel's tiles in an array have their own offsets."""
     end = int(image.grid.offsets.max(initial=0)) + image.tile_bytes
     fits = end < CHANNEL_STEP and image.channels < MOST_CHANNELS
     return image.array is not None and image.array.channels_apart and fits

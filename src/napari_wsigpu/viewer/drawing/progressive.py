@@ -531,7 +531,7 @@ class ProgressiveDisplay:
         if self.error is not None:
             return 0.0
         if isinstance(self.source, CompositeSource):
-            # A change of contrast or color shows in the next frame.
+            # Changes of contrast or color show in the next frame.
             picture.add(self.source.compose_cached(own_tiles(picture)))
         fetcher = self._runtime.fetcher
         until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))

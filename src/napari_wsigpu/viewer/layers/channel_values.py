@@ -1,4 +1,4 @@
-"""Values of channels in the status bar, for layers that show a composite."""
+"""Channel values in the status bar, for layers that show a composite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_channel_values(layer: Layer) -> None:
-    """Let a layer's status state the values of its visible channels instead of RGB."""
+    """Make a layer's status show the values of its visible channels instead of RGB."""
     weak, get_status = ref(layer), type(layer).get_status
 
     def status(*arguments: Any, **options: Any) -> dict[str, str]:
@@ -39,7 +39,7 @@ def show_channel_values(layer: Layer) -> None:
 
 
 def _values(layer: Layer, position: np.ndarray[Any, Any], *, world: bool) -> str:
-    """Return the names and values at a position; empty if there are none."""
+    """Return the names and values at a position as text; empty if there are none."""
     level, slide = layer.data[layer.data_level], slide_of(layer)
     source = source_of(level)
     if source is None or slide is None:

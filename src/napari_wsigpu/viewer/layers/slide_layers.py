@@ -212,7 +212,7 @@ def set_channel_groups(layer: Layer, groups: list[ChannelGroup]) -> None:
 
 
 def add_channel_group(layer: Layer, name: str) -> None:
-    """Add the visible channels as a group, which replaces another one of this name."""
+    """Add the visible channels as a group; it replaces a group with the same name."""
     source = source_of(_finest(layer))
     if source is not None:
         added, others = group_of(source.view.settings, name), source.view.groups

@@ -99,7 +99,7 @@ class Channels(SlideDock):
         self.list = Hosted(_List(), "Channels", "Check the channels to show")
         self.group = choice("Group", "Show a group of channels; Ctrl+Shift+G shows the next one")
         self.add = button("Add…", "Add the checked channels as a group", self._add_group)
-        self.open = button("Open…", "Open the groups of a file", self._open_groups)
+        self.open = button("Open…", "Open channel groups from a file", self._open_groups)
         self.save = button("Save…", "Save all groups to a file", self._save_groups)
         self.color = button("Color…", "Change the channel's color", self._choose_color)
         self.auto = button(
@@ -168,7 +168,7 @@ class Channels(SlideDock):
         assert slide is not None
         assert self.layer is not None
         self.note.say("")
-        # A key changes the composite, too. napari disconnects the method when the dock is deleted.
+        # A key changes the composite too. napari disconnects the method when the dock is deleted.
         self.layer.events.set_data.connect(self._on_drawn)
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
         with self._filling():
@@ -331,7 +331,7 @@ class Channels(SlideDock):
         if slide is None or composite is None or layer is None:
             return
         folder = start_folder(self._folder, slide)
-        path = ask_for_file(self.native, "Open groups of channels", folder, STORIES)
+        path = ask_for_file(self.native, "Open channel groups", folder, STORIES)
         if not path:
             return
         self._folder = Path(path).parent
@@ -351,7 +351,7 @@ class Channels(SlideDock):
         if slide is None or layer is None:
             return
         start = start_folder(self._folder, slide) / f"{layer.name}.story.json"
-        path = ask_where_to_save(self.native, "Save groups of channels", start, STORIES)
+        path = ask_where_to_save(self.native, "Save channel groups", start, STORIES)
         if not path:
             return
         self._folder = Path(path).parent
