@@ -21,6 +21,7 @@ from napari_wsigpu.viewer.view.navigation import (
     magnifications_of,
     magnify,
 )
+from napari_wsigpu.viewer.window.main_window import single_shot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MARGIN = 8  # pixels around the bar
 SPACING = 2  # pixels between its buttons
+MARK_MS = 50  # after the last movement
 
 
 def add_magnification_bar(viewer: Viewer) -> None:
@@ -87,8 +89,10 @@ class MagnificationBar(QWidget):  # type: ignore[misc]
             signal.connect(self._follow)
         for signal in (layers.selection.events.active, viewer.dims.events.ndisplay):
             signal.connect(self._follow)
+        # Marking at once would delay the frame that shows the movement.
+        self._moved = single_shot(self._mark, MARK_MS, self)
         for signal in (camera.center, camera.zoom):
-            signal.connect(self._mark)
+            signal.connect(self._mark_soon)
         for signal in (scale_bar.visible, scale_bar.position):
             signal.connect(self._place)
         viewer.events.reset_view.connect(self._on_fitted)
@@ -163,7 +167,11 @@ class MagnificationBar(QWidget):  # type: ignore[misc]
         self._fitted = _view(viewer)
         self._mark()
 
-    def _mark(self, event: Event | None = None) -> None:
+    def _mark_soon(self, event: Event) -> None:
+        if isalive(self):
+            self._moved.start()
+
+    def _mark(self) -> None:
         """Check the button of the current view."""
         viewer, slide = self._viewer(), self._slide()
         layer = None if viewer is None or slide is None else layer_of(viewer, slide)
