@@ -253,7 +253,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             window.move(None, 0.8)  # reads the overview, which clearing the cache has dropped
             before = window.decoded
             contrasts.append(window.move(None, 0.9 if turn % 2 else 1.1))
-            window.wait_for_prefetching()
             decoded += window.decoded - before
         figures[str(visible)] = {
             "first_ms": [1e3 * first for first, _ in moves],

@@ -18,6 +18,7 @@ class Source:
     """A slide whose reads are recorded, and last as long as is said."""
 
     least_batch = 1
+    least_view_batch = property(lambda self: self.least_batch)
     parts = 1
     slowed = 1.0
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Channels = Sequence[int]
 
 RGB = 3
+CHANNEL_TILES = 512  # tiles of single channels, which two cores decode in 0.1 s
 _versions = count()
 
 
@@ -106,6 +107,11 @@ class CompositeSource(HostedSource):
     def key_color(self, _: Color) -> Color:
         """Return the color in the keys of composed tiles."""
         return self.view.state[1]
+
+    @property
+    def least_view_batch(self) -> int:
+        """Smallest batch of tiles on screen: decoding few tiles per channel leaves cores idle."""
+        return max(self.least_batch, CHANNEL_TILES // max(1, len(self.view.settings.visible)))
 
     def background(self, _: Color) -> Array:
         """Return the color of pixels that the file does not hold."""

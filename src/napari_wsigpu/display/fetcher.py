@@ -261,7 +261,8 @@ class TileFetcher:
         view = self._seconds_of(first, len(batch))
         if ahead or view is None or view > VIEW_SECONDS or len(batch) > BATCH_TILES:
             most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
-            del batch[max(most, source.least_batch) :]
+            least = source.least_batch if ahead else source.least_view_batch
+            del batch[max(most, least) :]
         self._in_flight, self._flight_is_ahead = frozenset(batch), ahead
         self._flight_source = source
         seconds = self._seconds_of(first, len(batch))

@@ -110,6 +110,11 @@ class DisplaySource:
         """Smallest batch worth reading: many tiles if each read is a request to a server."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
 
+    @property
+    def least_view_batch(self) -> int:
+        """Smallest batch of tiles on screen that is worth reading."""
+        return self.least_batch
+
     def parts_of(self, level: int) -> int:
         """Return the number of stored tiles that are decoded for one tile of a level."""
         levels = {each.number: each for each in self._pyramid}
@@ -154,6 +159,11 @@ class HostedSource:
     def least_batch(self) -> int:
         """Smallest batch worth reading."""
         return self._host.least_batch
+
+    @property
+    def least_view_batch(self) -> int:
+        """Smallest batch of tiles on screen that is worth reading."""
+        return self.least_batch
 
     def parts_of(self, level: int) -> int:
         """Return the number of stored tiles that are decoded for one tile of a level."""
