@@ -260,6 +260,144 @@ def test_icc_profile_is_pillows(tmp_path, kind, size):
         assert slide.icc_profile is None
 
 
+def box(kind, *parts):
+    content = b"".join(parts)
+    return struct.pack(">I4s", 8 + len(content), kind) + content
+
+
+def with_boxes(*boxes):
+    """Add boxes to the header box of a JP2 file, before those that it has."""
+    data = jp2(RGB)
+    start = data.index(b"jp2h") - 4
+    length = int.from_bytes(data[start : start + 4], "big")
+    header = data[start + 8 : start + length]
+    ihdr = header[:22]  # must come first
+    return data[:start] + box(b"jp2h", ihdr, *boxes, header[22:]) + data[start + length :]
+
+
+def resolution_box(kind, y, x):
+    """Return a resolution box; `y` and `x` are numerator, denominator and exponent, per meter."""
+    return box(kind, struct.pack(">4H2b", *y[:2], *x[:2], y[2], x[2]))
+
+
+CAPTURED = resolution_box(b"resc", (40, 11, 6), (20, 11, 6))  # 0.275 and 0.55 µm
+DISPLAYED = resolution_box(b"resd", (20, 1, 5), (20, 1, 5))
+INVALID = resolution_box(b"resc", (1, 0, 5), (1, 1, 5))
+SIZED = {
+    "inch.jpg": (saved(RGB, "jpeg", dpi=(50800, 25400)), (0.5, 1.0)),
+    "gray.jpg": (saved(GRAY, "jpeg", dpi=(50800, 50800)), (0.5, 0.5)),
+    "a.png": (saved(RGB, "png", dpi=(101600, 50800)), (0.25, 0.5)),
+    "captured.jp2": (with_boxes(box(b"res ", CAPTURED)), (0.55, 0.275)),
+    "both.jp2": (with_boxes(box(b"res ", DISPLAYED, CAPTURED)), (0.55, 0.275)),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_pixel_size_is_pillows(tmp_path, name):
+    data, expected = SIZED[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with Image.open(path) as image, open_slide(path, "cpu") as slide:
+        dpi = image.info["dpi"]
+        assert slide.mpp == pytest.approx([25400 / each for each in dpi], rel=1e-5)
+        assert slide.mpp == pytest.approx(expected, rel=1e-5)
+        assert slide.layout.problems == ()
+        np.testing.assert_array_equal(slide.levels[0][...], oracle(data))
+
+
+def with_density(unit, x, y):
+    data = bytearray(FILES["a.jpg"])
+    struct.pack_into(">BHH", data, data.index(b"JFIF\0") + 7, unit, x, y)
+    return bytes(data)
+
+
+def test_pixel_size_per_centimeter(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(with_density(2, 20000, 40000))
+    with Image.open(tmp_path / "a.jpg") as image, open_slide(tmp_path / "a.jpg", "cpu") as slide:
+        assert [25400 / each for each in image.info["dpi"]] == pytest.approx([0.5, 0.25])
+        assert slide.mpp == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("boxes", [[DISPLAYED], [INVALID, DISPLAYED]])
+def test_display_resolution_is_used_without_a_capture_resolution(tmp_path, boxes):
+    (tmp_path / "a.jp2").write_bytes(with_boxes(box(b"res ", *boxes)))
+    with open_slide(tmp_path / "a.jp2", "cpu") as slide:
+        assert slide.mpp == (0.5, 0.5)
+
+
+DEFAULTS = {
+    "72.jpg": saved(RGB, "jpeg", dpi=(72, 72)),
+    "96.png": saved(RGB, "png", dpi=(96, 96)),
+    "72.jp2": with_boxes(box(b"res ", resolution_box(b"resd", (2835, 1, 0), (2835, 1, 0)))),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default_resolution_is_no_pixel_size(tmp_path, name):
+    (tmp_path / name).write_bytes(DEFAULTS[name])
+    with open_slide(tmp_path / name, "cpu") as slide:
+        assert slide.mpp is None
+        assert slide.layout.problems == (
+            f"The pixel size is unknown: the file states {name[:2]} dpi, the default of many "
+            "programs.",
+        )
+
+
+def png_with(kind, content):
+    data, chunk = FILES["a.png"], kind + content
+    return (
+        data[:33]  # the signature and IHDR
+        + struct.pack(">I", len(content))
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + data[33:]
+    )
+
+
+UNSIZED = {
+    "none.jpg": FILES["a.jpg"],
+    "ratio.jpg": with_density(0, 3, 2),
+    "zero.jpg": with_density(1, 0, 0),
+    "ratio.png": png_with(b"pHYs", struct.pack(">IIB", 3, 2, 0)),
+    "zero.png": png_with(b"pHYs", struct.pack(">IIB", 0, 0, 1)),
+    "short.png": png_with(b"pHYs", b"\0\0\1"),
+    "text.png": png_with(b"tEXt", b"pHYs\0" + struct.pack(">IIB", 4000000, 4000000, 1)),
+    "a.jp2": FILES["a.jp2"],
+    "a.j2k": FILES["gray.j2k"],
+    "zero.jp2": with_boxes(box(b"res ", INVALID)),
+    "short.jp2": with_boxes(box(b"res ", box(b"resc", bytes(9)))),
+    "damaged.jp2": with_boxes(box(b"res ", b"\0\0\0\3resc" + CAPTURED)),
+}
+
+
+@pytest.mark.parametrize("name", UNSIZED)
+def test_pictures_without_a_pixel_size(tmp_path, name):
+    (tmp_path / name).write_bytes(UNSIZED[name])
+    with open_slide(tmp_path / name, "cpu") as slide:
+        assert slide.mpp is None
+        assert slide.layout.problems == ()
+
+
+def test_icc_profile_of_jp2(tmp_path):
+    """Only the first color specification box counts, and long boxes have 64-bit lengths."""
+    profile = bytes(imagecodecs.cms_profile("srgb"))
+    content = b"\2\0\0" + profile
+    long = struct.pack(">I4sQ", 1, b"colr", 16 + len(content)) + content
+    other = box(b"colr", b"\2\0\0", bytes(200))
+    plain = box(b"colr", b"\1\0\0" + struct.pack(">I", 16))
+    path = tmp_path / "a.jp2"
+    for boxes, expected in (
+        ([box(b"colr", content)], profile),
+        ([long, other], profile),
+        ([plain, box(b"colr", content)], None),
+        ([box(b"colr", b"\2\0\0")], None),
+    ):
+        path.write_bytes(with_boxes(*boxes))
+        with open_slide(path, "cpu") as slide:
+            assert slide.icc_profile == expected
+            np.testing.assert_array_equal(slide.levels[0][...], RGB)
+
+
 @pytest.mark.parametrize("orientation", [1, 3, 6, 9])
 def test_orientation_is_reported(tmp_path, orientation):
     exif = Image.Exif()

@@ -33,7 +33,7 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     plain_encoding,
 )
-from napari_wsigpu.formats.tiff import hamamatsu, tiff
+from napari_wsigpu.formats.tiff import hamamatsu, pixel_size, tiff
 from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.model.layout import LevelLayout, SlideFile, SlideLayout, TileGrid
 from napari_wsigpu.model.limits import limits
@@ -53,14 +53,21 @@ ONE_BLOCK = 0x11  # sampling factors of 1 and 1
 # Samples by PNG's color type (ISO/IEC 15948, 11.2.2): gray, RGB, palette, gray with alpha, RGBA.
 PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 1, 6: 4}
 GRAY_WITH_ALPHA = 4
-# sYCC in the color specification box (ISO/IEC 15444-1, I.5.3.3), and the box of a palette.
 # Application segments of a JPEG (Exif 2.3, 4.5; ICC.1:2022, annex B.4), and the orientation's tag.
 EXIF, EXIF_HEAD = 0xE1, b"Exif\0\0"
 PROFILE, PROFILE_HEAD = 0xE2, b"ICC_PROFILE\0"
 SHORT = 3  # a 16-bit number in a TIFF directory
 BYTE_ORDERS = {b"II": "<", b"MM": ">"}
 LARGEST_PROFILE = 16 << 20
+# Density of a JPEG (JFIF 1.02): the segment, and micrometers by its unit; unit 0 is a mere ratio.
+JFIF, JFIF_HEAD = 0xE0, b"JFIF\0"
+JFIF_UNITS = {1: pixel_size.INCH, 2: pixel_size.CENTIMETER}
+PNG_UNITS = {1: pixel_size.METER}  # of the chunk pHYs; unit 0 is a mere ratio
+# sYCC in the color specification box (ISO/IEC 15444-1, I.5.3.3), and the box of a palette.
 SYCC, PALETTE = b"colr\1\0\0\0\0\0\x12", b"pclr"
+RESTRICTED_ICC = 2  # method of the color specification box
+# The resolutions at which the image was captured and should be displayed (I.5.3.7).
+CAPTURED, DISPLAYED = b"resc", b"resd"
 
 
 def probe(path: Path, head: bytes) -> bool:
@@ -101,6 +108,10 @@ def parse(path: Path) -> SlideLayout:
             f"The image '{path}' can't be opened ({error}); convert it to a tiled TIFF, for "
             "example with 'vips tiffsave IN OUT --tile --pyramid'."
         ) from error
+    resolution = _resolution(head)
+    default = pixel_size.default_of(*resolution)
+    if default is not None:
+        problems.append(pixel_size.DEFAULT.format(default))
     level = levels[0]
     rgb = tiff.is_rgb(level)
     return SlideLayout(
@@ -111,6 +122,7 @@ def parse(path: Path) -> SlideLayout:
         rgb=rgb,
         channels=() if rgb else tiff.channel_names(level.channels),
         background=tiff.background(level),
+        mpp=pixel_size.from_resolution(*resolution),
         icc=_profile(head),
         problems=tuple(problems),
     )
@@ -158,14 +170,70 @@ def _profile(head: bytes) -> bytes | None:
         )
         return b"".join(part[2:] for part in parts) or None
     if head.startswith(PNG):
-        place = head.find(b"iCCP", len(PNG), head.find(b"IDAT"))
-        size = int.from_bytes(head[place - 4 : place], "big") if place > 0 else 0
-        _, _, deflated = head[place + 4 : place + 4 + size].partition(b"\0")
+        _, _, deflated = _png_chunk(head, b"iCCP").partition(b"\0")
         try:
             return zlib.decompressobj().decompress(deflated[1:], LARGEST_PROFILE) or None
         except zlib.error:
             return None
-    return None
+    # Readers must ignore all color specification boxes after the first one (I.5.3.3).
+    color = next((content for kind, content in _jp2_header(head) if kind == b"colr"), b"")
+    return (color[3:] or None) if color[:1] == bytes([RESTRICTED_ICC]) else None
+
+
+def _resolution(head: bytes) -> tuple[float, float, float | None]:
+    """Return pixels per unit (x, y) and the unit in micrometers; (0, 0, None) if unknown."""
+    if head.startswith(JPEG):
+        for marker, start, end in segments(head):
+            data = head[start + 4 : end]
+            if marker == JFIF and data.startswith(JFIF_HEAD) and len(data) >= 12:
+                unit, x, y = struct.unpack_from(">BHH", data, 7)
+                return x, y, JFIF_UNITS.get(unit)
+    elif head.startswith(PNG):
+        size = _png_chunk(head, b"pHYs")
+        if len(size) == 9:
+            x, y, unit = struct.unpack(">IIB", size)
+            return x, y, PNG_UNITS.get(unit)
+    else:
+        inner = (content for kind, content in _jp2_header(head) if kind == b"res ")
+        stated = dict(_boxes(next(inner, b"")))
+        for kind in (CAPTURED, DISPLAYED):
+            if len(box := stated.get(kind, b"")) == 10:
+                y, y_divisor, x, x_divisor, *exponents = struct.unpack(">4H2b", box)
+                if min(x, y, x_divisor, y_divisor) > 0:
+                    y_power, x_power = (10.0**exponent for exponent in exponents)
+                    return x / x_divisor * x_power, y / y_divisor * y_power, pixel_size.METER
+    return 0, 0, None
+
+
+def _png_chunk(head: bytes, wanted: bytes) -> bytes:
+    """Return a chunk before the pixels of a PNG (ISO/IEC 15948, 5.3); empty if it is missing."""
+    at = len(PNG)
+    while (kind := head[at + 4 : at + 8]) not in (b"IDAT", b""):
+        size = int.from_bytes(head[at : at + 4], "big")
+        if kind == wanted:
+            return head[at + 8 : at + 8 + size]
+        at += 12 + size  # with its length, type and checksum
+    return b""
+
+
+def _jp2_header(head: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Return the boxes in the header box of a JP2 file; a code stream without boxes has none."""
+    found = _boxes(head) if head.startswith(SIGNATURE_BOX) else ()
+    return _boxes(next((content for kind, content in found if kind == b"jp2h"), b""))
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the type and content of each box (ISO/IEC 15444-1, I.4)."""
+    at = 0
+    while len(head := data[at : at + 16]) >= 8:
+        length, start = int.from_bytes(head[:4], "big"), 8
+        if length == 1:
+            length, start = int.from_bytes(head[8:], "big"), 16
+        if 0 < length < start:
+            return
+        end = at + length if length else len(data)  # the last box may state 0
+        yield head[4:8], data[at + start : end]
+        at = end
 
 
 def _of_intervals(path: Path, head: bytes) -> LevelLayout | None:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     Size = tuple[float, float]
 
-INCH = 25400.0
+INCH, CENTIMETER = 25400.0, 10000.0
 MICROMETERS = {
     RESUNIT.INCH: INCH,
-    RESUNIT.CENTIMETER: 10000.0,
+    RESUNIT.CENTIMETER: CENTIMETER,
     RESUNIT.MILLIMETER: 1000.0,
     RESUNIT.MICROMETER: 1.0,
 }
@@ -36,6 +36,7 @@ MICROMETERS = {
 SCREENS = (72.0, 96.0)
 # Relative difference up to which two sizes count as equal.
 TOLERANCE = 0.01
+DEFAULT = "The pixel size is unknown: the file states {}, the default of many programs."
 NANOMETER, METER = 1e-3, 1e6
 HITACHI, LONGEST_TEXT = "[SemImageFile]", 1 << 16
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -70,11 +71,9 @@ def with_size(
     }
     known = [(source, size) for source, size in sizes.items() if size is not None]
     if not known:
-        default = _default(page)
-        problem = (
-            f"The pixel size is unknown: the file states {default}, the default of many programs."
-        )
-        return replace(layout, problems=(*layout.problems, *([problem] if default else [])))
+        default = default_of(*_resolution(page))
+        added = [DEFAULT.format(default)] if default else []
+        return replace(layout, problems=(*layout.problems, *added))
     source, mpp = known[0]
     contradictions = (
         f"The pixel size is {mpp[0]:.4g} µm according to {source}, which is used, but "
@@ -90,27 +89,46 @@ def from_tags(page: TiffPage) -> Size | None:
 
     None if the tags are missing, have no unit of length or hold a program's default.
     """
-    micrometers = MICROMETERS.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
-    x, y = (_resolution(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if micrometers is None or not x or not y or _default(page) is not None:
+    return from_resolution(*_resolution(page))
+
+
+def from_resolution(x: float | None, y: float | None, micrometers: float | None) -> Size | None:
+    """Return micrometers per pixel (x, y); None if unknown or `default_of` recognizes it.
+
+    Parameters
+    ----------
+    x, y : float or None
+        Pixels per unit of length; None or 0 if unknown.
+    micrometers : float or None
+        The unit in micrometers; None if unknown.
+    """
+    if micrometers is None or not x or not y or default_of(x, y, micrometers) is not None:
         return None
     return _size(micrometers / x, micrometers / y)
 
 
-def _default(page: TiffPage) -> str | None:
-    """Return the resolution as text if it is a program's default; None if it may be real."""
-    unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
-    x, y = (_resolution(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if not x or x != y or unit not in MICROMETERS:
+def default_of(x: float | None, y: float | None, micrometers: float | None) -> str | None:
+    """Return a resolution as text if it is a program's default; None if it may be real.
+
+    The parameters are those of `from_resolution`.
+    """
+    if not x or x != y or micrometers is None:
         return None
-    dots = x * INCH / MICROMETERS[unit]
-    if x == 1 and unit in (RESUNIT.INCH, RESUNIT.CENTIMETER):
-        return f"1 pixel per {'inch' if unit == RESUNIT.INCH else 'centimeter'}"
+    dots = x * INCH / micrometers
+    if x == 1 and micrometers in (INCH, CENTIMETER):
+        return f"1 pixel per {'inch' if micrometers == INCH else 'centimeter'}"
     screen = next((screen for screen in SCREENS if abs(dots - screen) < 0.05), None)
     return None if screen is None else f"{screen:g} dpi"
 
 
-def _resolution(page: TiffPage, code: int) -> float | None:
+def _resolution(page: TiffPage) -> tuple[float | None, float | None, float | None]:
+    """Return pixels per unit (x, y) and the unit in micrometers; None for what is unknown."""
+    unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
+    x, y = (_pixels_per_unit(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
+    return x, y, MICROMETERS.get(unit)
+
+
+def _pixels_per_unit(page: TiffPage, code: int) -> float | None:
     value = page.tags.valueof(code)
     if isinstance(value, tuple):
         value = value[0] / value[1] if len(value) > 1 and value[1] else None
