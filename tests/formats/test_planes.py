@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import PlaneError
-from tests.writers import czis, dicomslides, ndpi, slides, vsis
+from tests.writers import czis, dicomslides, ndpi, slides, tiffbytes, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")
 
@@ -344,6 +344,72 @@ def test_tiff_stacks_as_programs_write_them(tmp_path, name, axes, options):
             else:
                 expected = expected[..., None]
             np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], expected)
+
+
+def write_like_vips(path, planes, axis, steps, bigtiff=False):
+    """Write a page per plane, with reduced ones in its SubIFDs, and ImageJ's description.
+
+    `steps` lists the reductions of each plane.
+    """
+    options = {"compression": 8, "tile": (32, 48)}
+    said = f"ImageJ=\nhyperstack=true\nimages={len(planes)}\n{axis}={len(planes)}\n"
+    gray = {} if planes[0].shape[-1] == 3 else {"photometric": 1}
+    pages = []
+    for plane, own in zip(planes, steps, strict=True):
+        subifds = [
+            tiffbytes.page(
+                plane[::step, ::step], tiffbytes.deflate, subfile_type=1, **options, **gray
+            )
+            for step in own
+        ]
+        pages.append(
+            tiffbytes.page(
+                plane, tiffbytes.deflate, description=said, subifds=subifds, **options, **gray
+            )
+        )
+    return tiffbytes.write(path, pages, bigtiff=bigtiff)
+
+
+@pytest.mark.parametrize("bigtiff", [False, True])
+@pytest.mark.parametrize(
+    ("axis", "samples"), [("channels", 1), ("slices", 1), ("frames", 1), ("slices", 3)]
+)
+def test_levels_in_the_subifds_of_imagej_pages(tmp_path, axis, samples, bigtiff):
+    planes = [slides.picture(120, 150, samples) // (index + 1) for index in range(3)]
+    path = write_like_vips(tmp_path / "a.tif", planes, axis, [(2, 4)] * 3, bigtiff)
+    with open_slide(path, "cpu") as slide, tifffile.TiffFile(path) as file:
+        assert file.series[0].kind == "imagej"
+        stored = [[page, *page.pages] for page in (each.aspage() for each in file.pages)]
+        pixels = [[page.asarray().reshape(*page.shape[:2], samples) for page in p] for p in stored]
+        assert slide.layout.problems == ()
+        assert slide.level_count == 3
+        if axis == "channels":
+            for number, level in enumerate(slide.levels):
+                expected = np.concatenate([levels[number] for levels in pixels], axis=-1)
+                np.testing.assert_array_equal(level[...], expected)
+            return
+        for index, levels in enumerate(pixels):
+            at = {"z": index} if axis == "slices" else {"t": index}
+            for level, expected in zip(slide.plane(**at).levels, levels, strict=True):
+                np.testing.assert_array_equal(level[...], expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "problems"),
+    [
+        ([(2, 4), (2, 4), (2,)], 1, 0),  # a page lacks a level
+        ([(1, 2), (1, 2), (1, 2)], 2, 0),  # a copy of the page is no level
+        ([(2, 4), (2, 5), (2, 4)], 2, 1),  # levels of different sizes
+    ],
+)
+def test_unusable_subifds_of_imagej_pages(tmp_path, steps, count, problems):
+    planes = [slides.picture(120, 150, 1)] * 3
+    path = write_like_vips(tmp_path / "a.tif", planes, "channels", steps)
+    with open_slide(path, "cpu") as slide:
+        assert slide.level_count == count
+        np.testing.assert_array_equal(slide.levels[0][...], np.concatenate(planes, axis=-1))
+        assert len(slide.layout.problems) == problems
+        assert all("A level is left out" in text for text in slide.layout.problems)
 
 
 @pytest.mark.parametrize(("unit", "size"), [("um", 1), ("micron", 1), ("nm", 1e-3), ("dogs", None)])

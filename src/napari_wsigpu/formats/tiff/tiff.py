@@ -144,6 +144,7 @@ def layout_of(
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
     problems = [problem for problem in (contradiction, stack_problem(file, main)) if problem]
+    levels += _imagej_levels(file, main, at, levels[0], source.path, problems)
     held, stated = held_channels(main, at), len(_all_pages(main, at))
     if len(held) < stated:
         problems.append(f"{stated - len(held)} of {stated} channels are missing from the file.")
@@ -509,19 +510,61 @@ def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
     levels = list(main.levels)
     if main.kind in ("generic", "uniform", "shaped"):
         known = {size(level) for level in levels}
-        width, height = size(main)
         others = [level for series in file.series if series is not main for level in series.levels]
         for series in others:
             page = keyframe(series)
             if _is_mask(page) or not page.is_reduced:
                 continue
-            w, h = size(series)
-            same_shape = abs(w * height - h * width) <= max(width, height) * 2
             same_kind = series.axes == main.axes and series.dtype == main.dtype
-            if same_shape and same_kind and w < width and h < height and (w, h) not in known:
+            if same_kind and _is_smaller(size(series), size(main)) and size(series) not in known:
                 levels.append(series)
-                known.add((w, h))
+                known.add(size(series))
     return sorted(levels, key=_area, reverse=True)
+
+
+def _is_smaller(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    """Whether a size is smaller than another one, and has the same aspect ratio."""
+    (w, h), (width, height) = inner, outer
+    return w < width and h < height and abs(w * height - h * width) <= max(width, height) * 2
+
+
+def _imagej_levels(
+    file: TiffFile,
+    main: TiffPageSeries,
+    at: Mapping[str, int],
+    base: LevelLayout,
+    path: str,
+    problems: list[str],
+) -> list[LevelLayout]:
+    """Describe the levels that libvips writes into the SubIFDs of each page of an ImageJ stack.
+
+    tifffile doesn't list them for series of this kind. There are none unless all pages of the file
+    have the same number of SubIFDs.
+    """
+    if main.kind != "imagej" or len(main.pages) != _image_count(main):
+        return []
+    counts = {directory.subimages for directory in claims.directories(file)}
+    planes = _channel_pages(main, at)
+    if len(counts) != 1 or counts != {len(plane.subifds or ()) for plane in planes}:
+        return []
+    found = [base]
+    for number in range(max(counts)):
+        reduced = []
+        for plane in planes:
+            file.filehandle.seek((plane.subifds or ())[number])
+            reduced.append(TiffPage(file, (plane.index, number + 1)))
+        if not reduced[0].is_reduced or _is_mask(reduced[0]):
+            continue
+        try:
+            level = channels_level(reduced, path)
+        except SlideError as error:
+            problems.append(f"A level is left out. {error}")
+            continue
+        same_kind = (level.channels, level.dtype) == (base.channels, base.dtype)
+        last = found[-1]
+        if same_kind and _is_smaller((level.width, level.height), (last.width, last.height)):
+            found.append(level)
+    return found[1:]
 
 
 def _image_count(series: TiffPageSeries) -> int:
