@@ -169,6 +169,26 @@ class TestPixels:
             hidden = {"t": 2, "z": 4}
             assert slide.layout.other_planes == np.prod([hidden.get(a, 1) for a in axes]) - 1
 
+    @pytest.mark.parametrize(("axes", "samples"), [("cyxs", 3), ("scyx", 2), ("cyxs", 1)])
+    def test_further_axes_are_reported(self, tmp_path, axes, samples):
+        """The first sample is shown if samples and channels have separate axes."""
+        lengths = {"c": 5, "s": samples, "y": 90, "x": 130}
+        shape = [lengths[letter] for letter in axes]
+        pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+        ome = write_image(tmp_path / "a.zarr", [pixels], axes, version="0.5")
+        [s_axis] = [axis for axis in ome["multiscales"][0]["axes"] if axis["name"] == "s"]
+        s_axis.pop("unit", None)
+        s_axis["type"] = "channel" if axes == "cyxs" else "sample"
+        write_group(tmp_path / "a.zarr", ome, "0.5")
+        expected = read_array(tmp_path / "a.zarr" / "0").take(0, axes.index("s"))
+        with open_slide(tmp_path / "a.zarr", "cpu") as slide:
+            np.testing.assert_array_equal(slide.levels[0][...], np.moveaxis(expected, 0, -1))
+            problem = (
+                f"{samples - 1} of {samples} planes along the axis 's' can't be selected; only "
+                "the first one is shown."
+            )
+            assert slide.layout.problems == ((problem,) if samples > 1 else ())
+
     @pytest.mark.parametrize(
         "chunks", [(1, 1, 310), (1, 290, 1), (3, 17, 23), (3, 2000, 2000), (2, 290, 310)]
     )

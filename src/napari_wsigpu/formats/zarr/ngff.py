@@ -50,15 +50,18 @@ class Axes(NamedTuple):
         t, c, z, y or x for each axis, "?" for any other axis.
     unit_sizes : tuple of (float or None)
         Size of each axis' unit in micrometers, or in seconds for t; None if it is unknown.
+    names : tuple of str
+        Their names in the metadata, for messages.
     """
 
     letters: str
     unit_sizes: tuple[float | None, ...]
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, letters: str) -> Axes:
         """Return axes without units."""
-        return cls(letters, (None,) * len(letters))
+        return cls(letters, (None,) * len(letters), tuple(letters))
 
     def unit(self, letter: str) -> float | None:
         """Return the size of an axis' unit in micrometers, or seconds for t; None if unknown."""
@@ -94,7 +97,7 @@ def axes(stated: object, dimensions: int, problems: list[str]) -> Axes | None:
 def _stated_axes(stated: object) -> Axes | None:
     if not isinstance(stated, list) or len(stated) > 16:
         return None
-    letters, units = "", []
+    letters, units, names = "", [], []
     for axis in stated:
         fields = {"name": axis} if isinstance(axis, str) else axis
         if not isinstance(fields, dict):
@@ -103,9 +106,10 @@ def _stated_axes(stated: object) -> Axes | None:
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
         units.append((seconds if letter == "t" else micrometers)(fields.get("unit")))
+        names.append(name[:LONGEST_NAME])
     if not {"y", "x"} <= set(letters):
         return None
-    return Axes(letters, tuple(units))
+    return Axes(letters, tuple(units), tuple(names))
 
 
 def micrometers(unit: object) -> float | None:

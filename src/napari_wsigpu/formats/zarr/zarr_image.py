@@ -32,7 +32,7 @@ from napari_wsigpu.storage.zarr.array import open_array, read_node
 from napari_wsigpu.storage.zarr.server import KeyFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from zarr import Array
 
@@ -155,6 +155,8 @@ def read_image(
             f"'{node.folder}' holds arrays of {len(shape)} dimensions without usable axes; "
             "save it as OME-Zarr with axes."
         )
+    if labelled is None:
+        problems += _unselectable(axes, shape)
     omero = node.ome.get("omero")
     count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
     channels = ngff.channels(omero, count, problems)
@@ -331,6 +333,16 @@ def child(node: Node, name: object) -> Node:
             "copy of it."
         )
     return found
+
+
+def _unselectable(axes: Axes, shape: Sequence[int]) -> Iterator[str]:
+    """Yield a problem for each axis along which only the first plane can be shown."""
+    for letter, name, length in zip(axes.letters, axes.names, shape, strict=True):
+        if letter == ngff.OTHER and length > 1:
+            yield (
+                f"{length - 1} of {length} planes along the axis {name!r} can't be selected; only "
+                "the first one is shown."
+            )
 
 
 def _scaled(position: Sequence[int], base: Sequence[int], shape: Sequence[int]) -> list[int]:
