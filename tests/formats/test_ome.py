@@ -348,3 +348,73 @@ def test_xml_of_the_only_image_of_a_size(tmp_path, planes, others):
         assert slide.mpp == (None if others else (0.5, 0.25))
         assert [channel.name for channel in slide.channels] == ["gray" if others else "DAPI"]
         assert len(slide.layout.problems) == bool(planes)
+
+
+def plane_xml(sizes, samples, offsets):
+    """Return XML that places plane by plane; `offsets` are added to the indices along each axis."""
+    planes = "".join(
+        f'<TiffData IFD="{number}" PlaneCount="1" FirstT="{t + offsets.get("T", 0)}" '
+        f'FirstZ="{z + offsets.get("Z", 0)}" FirstC="{c + offsets.get("C", 0)}"/>'
+        for number, (t, z, c) in enumerate(np.ndindex(*sizes))
+    )
+    channels = "".join(
+        f'<Channel ID="Channel:0:{c}" Name="{"ABC"[c]}" SamplesPerPixel="{samples}"/>'
+        for c in range(sizes[2])
+    )
+    return ome_xml(
+        f'<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint8" '
+        f'SizeX="50" SizeY="40" SizeC="{samples * sizes[2]}" SizeZ="{sizes[1]}" '
+        f'SizeT="{sizes[0]}">{channels}{planes}</Pixels></Image>'
+    )
+
+
+@pytest.mark.parametrize("counted_from_one", ["", "C", "Z", "T", "CZ", "CZT"])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_indices_that_count_from_one(tmp_path, counted_from_one, samples):
+    """The planes are those that tifffile reads if the indices count from 0."""
+    sizes = (2, 3, 2)
+    shape = (*sizes, 40, 50, 3)[: 5 + (samples == 3)]
+    pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    options = {"metadata": None, "photometric": "rgb" if samples == 3 else "minisblack"}
+    pages = pixels.reshape(-1, *shape[3:])
+    named = tmp_path / "a.ome.tif", tmp_path / "b.ome.tif"
+    for path, axes in zip(named, ("", counted_from_one), strict=True):
+        xml = plane_xml(sizes, samples, dict.fromkeys(axes, 1))
+        tifffile.imwrite(path, pages, description=xml, **options)
+    with tifffile.TiffFile(named[0]) as file:
+        [series] = file.series
+        assert series.axes == "TZCYXS"[: len(shape)]
+        expected = series.asarray().reshape(*sizes, 40, 50, samples)
+    with open_slide(named[1], "cpu") as slide:
+        assert slide.layout.problems == ()
+        assert slide.planes.sizes == {"t": 2, "z": 3}
+        names = ["A", "B"] if samples == 1 else ["A red", "A green", "A blue", "B red"]
+        assert [channel.name for channel in slide.channels][:4] == names
+        for t, z in np.ndindex(2, 3):
+            channels = np.concatenate(list(expected[t, z]), axis=-1)
+            np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], channels)
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed"), [('FirstZ="1"', 'FirstZ="0"'), ('SizeZ="3"', 'SizeZ="4"')]
+)
+def test_indices_that_count_from_zero_with_gaps(tmp_path, stated, changed):
+    """An index of 0, or none as large as the axis, shows that they count from 0."""
+    xml = plane_xml((1, 3, 1), 1, {"Z": 1}).replace(stated, changed)
+    pixels = slides.picture(40, 50, 3).transpose(2, 0, 1)
+    options = {"metadata": None, "photometric": "minisblack"}
+    path = tmp_path / "a.ome.tif"
+    tifffile.imwrite(path, pixels, description=xml, **options)
+    with tifffile.TiffFile(path) as file, open_slide(path, "cpu") as slide:
+        np.testing.assert_array_equal(file.series[0].asarray()[2], pixels[1])
+        np.testing.assert_array_equal(slide.plane(z=2).levels[0][..., 0], pixels[1])
+        assert any("planes, but" in problem for problem in slide.layout.problems)
+
+
+def test_indices_that_are_no_numbers(tmp_path):
+    xml = plane_xml((1, 3, 1), 1, {"Z": 1}).replace('FirstZ="1"', 'FirstZ="one"')
+    pixels = slides.picture(40, 50, 3).transpose(2, 0, 1)
+    options = {"metadata": None, "photometric": "minisblack"}
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, description=xml, **options)
+    with open_slide(tmp_path / "a.ome.tif", "cpu") as slide:
+        assert ome.CONTRADICTION in slide.layout.problems

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from xml.etree import ElementTree  # writes only; `markup` parses
 
 from tifffile import TiffFile, TiffFileError
 
@@ -18,7 +20,7 @@ from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, Sli
 from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     from tifffile import TiffPageSeries
@@ -74,7 +76,7 @@ def parse(
     xml = file.ome_metadata or ""
     root = markup.parse(xml)
     renamed = companion.of_renamed(file, root)
-    external = renamed or companion.of_file(file, root)
+    external = renamed or companion.of_file(file, root) or _counted_from_zero(file, root)
     if external is not None:
         path = file.filehandle.path
         with TiffFile(path, omexml=external) as reopened:
@@ -174,6 +176,42 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         z_spacing=_micrometers(pixels, "Z"),
         time_step=_time_step(pixels),
     )
+
+
+def _counted_from_zero(file: TiffFile, root: Element | None) -> str | None:
+    """Return the OME-XML with indices that count from 0; None if those of all images do so.
+
+    Some writers count FirstC, FirstZ or FirstT from 1, which Bio-Formats accepts, too. With such
+    indices, tifffile finds some planes in the wrong place and drops the others.
+    """
+    if root is None or not file.filehandle.is_file:
+        return None
+    wrong = [[axis for axis in "CZT" if _counts_from_one(p, axis)] for p in _all_pixels(root)]
+    if not any(wrong) or markup.is_deep(root):  # ElementTree serializes by recursion
+        return None
+    copy = deepcopy(root)
+    for pixels, axes in zip(_all_pixels(copy), wrong, strict=True):
+        for data in markup.children(pixels, "TiffData"):
+            for axis in axes:
+                data.set(f"First{axis}", str(int(data.attrib[f"First{axis}"]) - 1))
+    return ElementTree.tostring(copy, encoding="unicode")
+
+
+def _all_pixels(root: Element) -> Iterator[Element]:
+    return (p for image in markup.children(root, "Image") for p in markup.children(image, "Pixels"))
+
+
+def _counts_from_one(pixels: Element, axis: str) -> bool:
+    """Whether plane indices along an axis start at 1 and include the axis' length."""
+    channel = markup.child(pixels, "Channel") if axis == "C" else None
+    stated = [data.get(f"First{axis}", "0") for data in markup.children(pixels, "TiffData")]
+    try:
+        samples = 1 if channel is None else int(channel.get("SamplesPerPixel", 1))
+        length = int(pixels.get(f"Size{axis}", 0))
+        indices = set(map(int, stated))
+    except ValueError:
+        return False
+    return min(indices, default=0) == 1 and max(indices) * samples == length
 
 
 def _of_samples(
