@@ -69,10 +69,12 @@ def channel_levels(
     Returns
     -------
     dict of (int, int) to PyramidLevel
-        Keyed by (level number, channel). Empty if the file stores several channels in one tile:
-        reading one of them would decode the others too.
+        Keyed by (level number, channel). Empty for slides of few channels, and if the file stores
+        several channels in one tile: reading one of them would decode the others too.
     """
     levels = list(pyramid)
+    if levels[0].layout.channels <= MOST_VISIBLE:
+        return {}  # all are visible as a rule, and every slide would take longer to open
     separate = all(_is_separate(level.layout) for level in levels)
     arrays = all(level.layout.computed or can_address_channels(level.layout) for level in levels)
     if not (separate or arrays):

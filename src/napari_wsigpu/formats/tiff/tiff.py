@@ -620,8 +620,10 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
 
 def _all_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame | None]:
     """Return one page per channel, at plane `at` of z and t and at the start of any other axis."""
-    leading = _axes_of_pages(series)
     count = _image_count(series)
+    if count == 1 == len(series.pages):
+        return [series.pages[0]]
+    leading = _axes_of_pages(series)
     claims.check_planes(keyframe(series).parent.filename, max(count, len(series.pages)))
     pages = np.arange(count).reshape([length for _, length in leading])
     shown = _shown_of(series, at)
