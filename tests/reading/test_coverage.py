@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.model.errors import LevelError, RegionError
+from napari_wsigpu.model.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, mirax, slides
 
@@ -78,3 +78,10 @@ def test_no_such_level(slide):
 def test_a_mask_larger_than_memory_is_refused(slide, side, options):
     with pytest.raises(RegionError, match=r"memory|reach over"):
         slide.read_mask((0, 0), (side, side), **options)
+
+
+def test_mask_of_a_closed_slide(slide):
+    slide.close()
+    for options in {}, {"mpp": 1.0}:
+        with pytest.raises(SlideClosedError, match="was closed"):
+            slide.read_mask((0, 0), (2, 2), **options)

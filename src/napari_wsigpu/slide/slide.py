@@ -27,6 +27,7 @@ from napari_wsigpu.model.errors import (
     LevelError,
     PlaneError,
     RegionError,
+    SlideError,
     TileError,
 )
 from napari_wsigpu.model.geometry import Rect
@@ -1054,7 +1055,7 @@ class Slide:
         height, width = regions.shapes[0]
         try:
             return plane._guarded(lambda: reader.held(regions)[0])
-        except RegionError:
+        except SlideError:  # several are a `ValueError` too
             raise
         except ValueError:  # from NumPy, if the bytes exceed the address space
             raise RegionError(
