@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from napari.layers.utils.layer_utils import compute_multiscale_level_and_corners
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.privacy import masked
 from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
@@ -135,9 +135,12 @@ def test_white_is_zero_is_shown_inverted(tmp_path):
     path = tmp_path / "inverted.tif"
     pixels = np.zeros((64, 4200), np.uint8)
     tifffile.imwrite(path, pixels, tile=(64, 64), photometric="miniswhite")
-    with open_slide(path) as slide:
-        [(_, attributes, _)] = slide_layers(slide)
-    assert attributes["colormap"] == "gray_r"
+    converted = tmp_path / "converted.ome.tif"  # states that its channel is white
+    convert(path, converted)
+    for each in path, converted:
+        with open_slide(each) as slide:
+            [(_, attributes, _)] = slide_layers(slide)
+        assert attributes["colormap"] == "gray_r"
 
 
 def test_gray_slide_is_one_layer(write_channels):

@@ -11,7 +11,7 @@ from napari.layers import Image, Points, Shapes
 from napari.utils import progress
 
 from napari_wsigpu.display.composite_source import CompositeView, source_of
-from napari_wsigpu.model.appearance import channel_colors, contrast_limits
+from napari_wsigpu.model.appearance import WHITE, channel_colors, contrast_limits
 from napari_wsigpu.model.channel_groups import default_groups, group_of
 from napari_wsigpu.model.errors import PlaneError
 from napari_wsigpu.model.layout import Channel
@@ -57,7 +57,6 @@ NAMES = {
     "#00ff00": "green",
     "#ff0000": "red",
     "#0000ff": "blue",
-    "#ffffff": "gray",
 }
 
 
@@ -113,7 +112,7 @@ def channel_layers(slide: Slide, numbers: Iterable[int], *, private: bool) -> li
             "name": f"{name} {channel_name}" if several else name,
             "rgb": False,
             "contrast_limits": channel.window or _contrast_limits(slide, levels[-1], color),
-            "colormap": NAMES.get(color, color) if color else _gray(slide),
+            "colormap": _colormap(slide, color, several=several),
             "blending": "additive" if several else "translucent_no_depth",
             "visible": channel.visible,
             **common,
@@ -292,8 +291,12 @@ def _sampled_planes(slide: Slide) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([shown, *others]))
 
 
-def _gray(slide: Slide) -> str:
-    return "gray_r" if slide.layout.levels[0].encoding.white_is_zero else "gray"
+def _colormap(slide: Slide, color: str | None, *, several: bool) -> str:
+    if color is not None and color != WHITE:
+        return NAMES.get(color, color)
+    # Layers of several channels are added up, which inverted ones would all turn white.
+    inverted = slide.layout.levels[0].encoding.white_is_zero and not several
+    return "gray_r" if inverted else "gray"
 
 
 def _compute_overview(slide: Slide) -> None:
