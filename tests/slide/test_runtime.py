@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from tests.writers import slides
@@ -36,6 +37,12 @@ def test_explicit_runtime_is_used(path):
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
     assert own.tiles.used == 0
     own.close()
+
+
+@pytest.mark.parametrize("other", [3, "cpu", Runtime])
+def test_other_objects_are_no_runtime(path, other):
+    with pytest.raises(DeviceError, match=r"runtime is .*; it must be a Runtime or None"):
+        open_slide(path, runtime=other)
 
 
 def test_using_restores_the_default(path):

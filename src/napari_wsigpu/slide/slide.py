@@ -24,6 +24,7 @@ from napari_wsigpu.formats.describe import describe_for_reading
 from napari_wsigpu.formats.tiff.tiff import background, is_rgb
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
+    DeviceError,
     LevelError,
     PlaneError,
     RegionError,
@@ -60,7 +61,7 @@ from napari_wsigpu.slide.containers import Levels, NamedItems, no_level
 from napari_wsigpu.slide.layout_text import html_table
 from napari_wsigpu.slide.opening import Opening
 from napari_wsigpu.slide.planes import OpenPlanes
-from napari_wsigpu.slide.runtime import PackedSlide
+from napari_wsigpu.slide.runtime import PackedSlide, Runtime
 from napari_wsigpu.slide.runtime import default as default_runtime
 from napari_wsigpu.slide.source import check_files, source_of
 from napari_wsigpu.slide.tile_check import TileCheck
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.plan import Cancellation, Keep
     from napari_wsigpu.reading.tile_schedule import UpcomingTiles
-    from napari_wsigpu.slide.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
     # Regions, and the location of each of them.
@@ -244,6 +244,8 @@ class Slide:
         decoder: CpuDecoder | None = None,
         source: ByteSource | None = None,
     ) -> None:
+        if runtime is not None and not isinstance(runtime, Runtime):
+            raise DeviceError(f"runtime is {runtime!r}; it must be a Runtime or None.")
         self.runtime = default_runtime() if runtime is None else runtime
         # The layout with its metadata; None if a pickle left it out and it hasn't been needed yet.
         self._parsed: SlideLayout | None = opening.layout
