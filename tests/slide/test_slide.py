@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -134,8 +134,8 @@ def test_levels_out_of_range_say_how_many_there_are(opened):
     copies = pickle.loads(pickle.dumps(slide.levels))
     with pytest.raises(LevelError, match="it has 3 levels"):
         copies[9]
-    for copy in copies:
-        copy.slide.close()
+    for each in copies:
+        each.slide.close()
 
 
 def test_dir_shows_no_private_names(opened):
@@ -540,6 +540,13 @@ class TestChangedFiles:
 class TestCopies:
     def test_a_deep_copy_is_the_same(self, aperio):
         assert deepcopy(aperio[0]) is aperio[0]
+
+    def test_a_shallow_copy_is_independent(self, aperio):
+        slide, levels = aperio
+        with copy(slide) as other:
+            assert other is not slide
+            slide.close()
+            np.testing.assert_array_equal(other.levels[0][...], levels[0])
 
     def test_a_pickled_slide_reads_the_same(self, aperio):
         slide, levels = aperio

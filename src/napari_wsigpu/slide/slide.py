@@ -156,7 +156,8 @@ class Slide:
 
     A slide can be pickled. The process that unpickles it opens the file with its own default
     runtime. Metadata and label images can identify a patient, so they are not pickled; the file is
-    parsed again when they are first accessed.
+    parsed again when they are first accessed. `copy.copy` opens the file again in the same way,
+    but `copy.deepcopy` returns the slide itself, so that copies of arrays and layers share it.
 
     Attributes
     ----------
