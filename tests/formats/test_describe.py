@@ -104,6 +104,13 @@ def test_path_too_long_for_the_system(tmp_path):
         describe(tmp_path / ("x" * 5000))
 
 
+@pytest.mark.parametrize("url", ["s3://", "http://", "HTTPS:///", "gs://?key=SECRET"])
+def test_a_url_of_nothing(url):
+    name = url.partition("?")[0]
+    with pytest.raises(SlideNotFoundError, match=f"^'{name}' is not the URL of an object"):
+        describe(url)
+
+
 def test_a_layout_survives_pickling_and_json(tmp_path):
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(200, 300))

@@ -39,7 +39,14 @@ from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.remote.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote.remote_source import RemoteSource
 from napari_wsigpu.storage.remote.served import ServedFile
-from napari_wsigpu.storage.remote.url import file_name, is_dicomweb, is_url, public_url
+from napari_wsigpu.storage.remote.url import (
+    file_name,
+    has_target,
+    is_dicomweb,
+    is_supported,
+    is_url,
+    public_url,
+)
 from napari_wsigpu.storage.zarr.server import DOCUMENTS, KeyFolder, ZarrServer
 
 if TYPE_CHECKING:
@@ -261,6 +268,8 @@ def _describe_listed(path: Path, at: Mapping[str, int]) -> SlideLayout:
 
 def _describe_url(url: str, plane: Plane) -> Found:
     name = public_url(url)
+    if is_supported(url) and not has_target(url):
+        raise SlideNotFoundError(f"'{name}' is not the URL of an object; check the URL.")
     if is_dicomweb(url):
         parse: Callable[..., tuple[SlideLayout, DicomWebSource]] = dicom_web.parse
         layout, source = parse(url, **plane)

@@ -26,6 +26,12 @@ def is_supported(url: str) -> bool:
     return found is not None and found[1].lower() in SCHEMES
 
 
+def has_target(url: str) -> bool:
+    """Return whether a URL names anything after its scheme."""
+    found = URL.match(public_url(url))
+    return found is not None and found[2].strip("/") != ""
+
+
 def supports_listing(url: str) -> bool:
     """Return whether the objects below a URL can be listed; HTTP has no way to list them."""
     found = URL.match(url)
