@@ -100,8 +100,23 @@ def test_a_folder(tmp_path):
 
 
 def test_path_too_long_for_the_system(tmp_path):
-    with pytest.raises(SlideReadError):
+    with pytest.raises(SlideReadError, match=r"^The path '[^']{100}…' is too long") as caught:
         describe(tmp_path / ("x" * 5000))
+    assert "try again" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links require privileges")
+def test_a_loop_of_symbolic_links(tmp_path):
+    path = tmp_path / "slide.svs"
+    path.symlink_to(path)
+    with pytest.raises(SlideReadError, match=r"slide\.svs' can't be read, .* form a loop; correct"):
+        describe(path)
+
+
+def test_a_path_through_a_file(tmp_path):
+    (tmp_path / "slide.svs").touch()
+    with pytest.raises(SlideNotFoundError, match="There is no file"):
+        describe(tmp_path / "slide.svs" / "level")
 
 
 @pytest.mark.parametrize("url", ["s3://", "http://", "HTTPS:///", "gs://?key=SECRET"])

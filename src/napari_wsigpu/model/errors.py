@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Everything between a quote and the file name of the quoted path or URL.
 FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\\\\]+')")
 
+# Messages about a path that is too long quote this many of its characters.
+LONGEST_SHOWN = 100
 # The note in which a PyTorch loader's worker passes on the arguments of a `TileError`.
 ARGUMENTS = re.compile(r"^TileError arguments: (\[.*\])$", re.MULTILINE)
 
@@ -241,12 +243,19 @@ def _write_error(path: str, error: OSError) -> TargetWriteError:
 
 def file_error(path: str, error: OSError) -> SlideError:
     """Translate an `OSError` on a slide's file."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SlideNotFoundError(f"There is no file '{path}'; check the path.")
     if isinstance(error, IsADirectoryError):
         return SlideReadError(f"'{path}' is a folder, not a slide; choose a file in it.")
     if isinstance(error, PermissionError):
         return SlidePermissionError(
             f"You have no permission to read '{path}'; ask its owner for access."
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        shown = f"{path[:LONGEST_SHOWN]}…" if len(path) > LONGEST_SHOWN else path
+        return SlideReadError(f"The path '{shown}' is too long for this system; shorten it.")
+    if error.errno == errno.ELOOP:
+        return SlideReadError(
+            f"'{path}' can't be read, because its symbolic links form a loop; correct the links."
         )
     return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")
