@@ -181,6 +181,21 @@ def test_pixels_that_do_not_fit_in_rgba_raise(tmp_path):
         ours.OpenSlide(path)
 
 
+def test_levels_in_subifds(tmp_path):
+    """OpenSlide leaves these levels out."""
+    path = tmp_path / "slide.tif"
+    levels = slides.write_pyramid(path, slides.picture(256, 300), subifds=True, photometric="rgb")
+    with theirs.OpenSlide(path) as expected, ours.OpenSlide(path) as slide:
+        assert expected.level_count == 1
+        assert slide.level_count == 3
+        assert slide.properties["openslide.level[2].width"] == "75"
+        assert_same(
+            slide.read_region((0, 0), 0, (300, 256)), expected.read_region((0, 0), 0, (300, 256))
+        )
+        coarse = np.asarray(slide.read_region((0, 0), 2, (75, 64)))
+        np.testing.assert_array_equal(coarse[..., :3], levels[2])
+
+
 def test_flat_images(tmp_path):
     path = tmp_path / "picture.png"
     image = Image.fromarray(slides.picture(60, 80))
