@@ -472,6 +472,28 @@ def test_missing_ome_files_are_reported(tmp_path, change):
         assert "planes in 2 other file(s), which are not shown; copy all of them" in problem
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_channels_of_remaining_ome_files_keep_their_names(tmp_path, number):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None])
+    for path in paths:
+        if path != paths[number]:
+            path.unlink()
+    with open_slide(paths[number]) as slide:
+        assert [channel.name for channel in slide.channels] == [f"stain {number}"]
+        np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[number])
+
+
+@pytest.mark.parametrize("first", ["9", "x"])
+def test_missing_ome_files_and_impossible_channels(tmp_path, first):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None])
+    content = paths[2].read_bytes()
+    assert content.count(b'FirstC="2"') == 1
+    paths[2].write_bytes(content.replace(b'FirstC="2"', f'FirstC="{first}"'.encode()))
+    paths[0].unlink()
+    with open_slide(paths[2]) as slide:
+        assert [channel.name for channel in slide.channels] == ["gray"]
+
+
 def test_possible_planes_among_channels_are_reported(tmp_path):
     paths = stacks.write_ome_files(tmp_path, stacks.stack()[:, :2])
     paths[1].unlink()

@@ -110,6 +110,12 @@ def parse(
     if main.kind == "ome" and len(channels) > count:  # the pages of some channels are missing
         held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
         channels = tuple(channels[index] for index in held if index < len(channels))
+    elif (
+        index is not None and distrust is not None and flat and len(channels) > count
+    ):  # other files are missing
+        held = _channels_of_file(root, index, file.filename)
+        if len(held) == count and max(held) < len(channels):
+            channels = tuple(channels[index] for index in held)
     channels = _of_samples(channels, description.metadata["Channels"], count)
     named = known and len(channels) == count
     associated, problems = layout.associated, list[str]()
@@ -359,6 +365,32 @@ def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
             indices.append(index)
     index = same_size.index(main)
     return indices[index] if index < len(indices) else 0
+
+
+def _channels_of_file(root: Element, index: int, filename: str) -> list[int]:
+    """Return the channels of an image that the XML places in this file, in the order of its pages.
+
+    Used for images of one plane per channel whose other files are missing.
+    """
+    pixels = markup.child(list(markup.children(root, "Image"))[index], "Pixels")
+    assert pixels is not None
+    held: dict[int, int] = {}
+    for data in markup.children(pixels, "TiffData"):
+        uuid = markup.child(data, "UUID")
+        if (
+            uuid is not None
+            and uuid.text != root.get("UUID")
+            and uuid.get("FileName", "").lower() != filename.lower()
+        ):
+            continue
+        try:
+            names = {"IFD": 0, "FirstC": 0, "PlaneCount": 1}
+            page, first, planes = (int(data.get(name, least)) for name, least in names.items())
+        except ValueError:
+            return []
+        held |= {page + plane: first + plane for plane in range(min(planes, limits.planes))}
+    found = [held[page] for page in sorted(held)]
+    return found if len(set(found)) == len(found) and min(found, default=-1) >= 0 else []
 
 
 def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
