@@ -165,3 +165,19 @@ def test_empty_file_is_reported(tmp_path, capsys):
     (tmp_path / "a.svs").touch()
     assert main(["info", str(tmp_path / "a.svs")]) == 1
     assert "a.svs' is empty; get a fresh copy" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file names have no control characters")
+def test_control_characters_in_names_are_escaped(path, capsys):
+    name = path.rename(path.with_name("\x1b[31m\n.svs"))
+    assert main(["info", str(name)]) == 0
+    assert main(["check", str(name)]) == 0
+    assert main(["convert", str(name), f"{name.with_suffix('')}.png"]) == 0
+    for command in "info", "check", "doctor":
+        assert main([command, f"{name}.missing"]) == 1
+    assert main(["convert", f"{name}.missing", f"{name}.tif"]) == 1
+    printed = capsys.readouterr()
+    for text in printed.out, printed.err:
+        assert "\x1b" not in text
+        assert "\n." not in text
+        assert r"\x1b[31m\n" in text

@@ -18,6 +18,7 @@ from napari_wsigpu.cli.doctor import diagnose
 from napari_wsigpu.codecs.compressions import storage_name
 from napari_wsigpu.model.errors import DeviceError, SlideError, TileError, write_errors
 from napari_wsigpu.model.interrupt import interrupt_event
+from napari_wsigpu.model.printable import printable
 from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
         if record["failed_tiles"]:
             raise TileError(record["slide"], tuple(record["failed_tiles"].items()))
     except SlideError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     return 0
 
@@ -250,7 +251,8 @@ class _Trial:
 def _title(slide: Slide) -> str:
     (width, height), level = slide.dimensions, slide.layout.levels[0]
     return (
-        f"{Path(slide.path).name}, level 0: {width} x {height}, {level.channels} x {level.dtype}, "
+        f"{printable(Path(slide.path).name)}, level 0: {width} x {height}, "
+        f"{level.channels} x {level.dtype}, "
         f"tiles {level.grid.tile_width} x {level.grid.tile_height}, {storage_name(level)}"
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.conversion.progress_bar import ProgressBar, interruptible, print_status
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.interrupt import interrupt_event
+from napari_wsigpu.model.printable import printable
 from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _as_text(path: str, found: TileCheck) -> str:
     lines += [f"  damaged     {name}: {reason}" for name, reason in found.damaged]
     lines += [f"  doubtful    {name}: {', '.join(codes)}" for name, codes in found.doubtful]
     lines.append(f"  sound       {found.sound} of {found.tiles} tiles")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _as_json(path: str, found: TileCheck) -> str:

@@ -20,6 +20,7 @@ from napari_wsigpu.conversion.convert_command import with_value
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.interrupt import INTERRUPTED
+from napari_wsigpu.model.printable import printable
 from napari_wsigpu.model.privacy import MASK
 from napari_wsigpu.slide.facts import file_report
 from napari_wsigpu.slide.slide import open_slide
@@ -104,7 +105,7 @@ def _info(options: argparse.Namespace) -> int:
                 info = file_report(slide, private=options.private)
                 text = (_as_json if options.json else _as_text)(slide, info)
         except SlideError as error:
-            print(error, file=sys.stderr)
+            print(printable(str(error)), file=sys.stderr)
             status = 1
         else:
             print(text)
@@ -160,7 +161,7 @@ def _as_text(slide: Slide, info: FileReport) -> str:
         width, height = labels.dimensions
         lines.append(f"  labels      {name if info.private else MASK}, {width} x {height}")
     lines += [f"  problem     {problem}" for problem in info.problems]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _planes(slide: Slide) -> str:

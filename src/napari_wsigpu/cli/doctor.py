@@ -26,6 +26,7 @@ from napari_wsigpu.gpu.device.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.printable import printable
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 from napari_wsigpu.slide.slide import open_slide
 
@@ -128,7 +129,7 @@ def report(slides: Iterable[str], *, as_json: bool) -> int:
         try:
             routes[path] = find_slide_routes(path, found)
         except SlideError as error:
-            print(error, file=sys.stderr)
+            print(printable(str(error)), file=sys.stderr)
             status = 1
     print(_as_json(found, routes) if as_json else "\n".join(_as_lines(found, routes)))
     return status
@@ -419,7 +420,7 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
     yield "\nDecoders"
     yield from (f"  {_route_text(route)}" for route in found.routes)
     for path, routes in slides.items():
-        yield f"\n{path}"
+        yield f"\n{printable(path)}"
         for route, levels in routes.items():
             numbers = ", ".join(map(str, levels))
             yield f"  level{'s' if len(levels) > 1 else ''} {numbers}: {_route_text(route)}"

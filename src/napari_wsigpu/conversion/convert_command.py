@@ -16,6 +16,7 @@ from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.conversion.progress_bar import ProgressBar, interruptible, print_status
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.interrupt import INTERRUPTED, interrupt_event
+from napari_wsigpu.model.printable import printable
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.remote.url import is_url, public_url
 
@@ -130,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     if len(set(targets)) < len(targets):
         shared = f"Several sources would be written to '{_repeated(targets)}'; "
         advice = f"include {NAME} in the target" if NAME not in options.target else "rename one"
-        print(f"{shared}{advice}.", file=sys.stderr)
+        print_status(None, f"{shared}{advice}.")
         return 1
     status = 0
     with interrupt_event() as interrupted:
@@ -139,7 +140,7 @@ def _run(options: argparse.Namespace) -> int:
             try:
                 _convert(options, source, target, bar, interrupted)
             except SlideError as error:
-                print_status(bar, "\n".join([str(error), *getattr(error, "__notes__", ())]))
+                print_status(bar, str(error), *getattr(error, "__notes__", ()))
                 status = 1
             except KeyboardInterrupt:
                 again = "start over" if _is_png(target) else "resume the conversion"
@@ -161,7 +162,7 @@ def _convert(
 
     def announce(found: Forecast) -> None:
         expected.append(found)
-        print(f"{target}: {found}", file=sys.stderr)
+        print_status(None, f"{target}: {found}")
 
     progress = interruptible(bar, interrupted)
     done = convert(source, target, announce=announce, progress=progress, **values)
@@ -169,16 +170,14 @@ def _convert(
     found = f", {done.tiles_found} written earlier" if done.tiles_found else ""
     tiles = f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found}"
     written = "Written" if _is_png(done.path) else tiles
-    print_status(bar, f"{written} in {done.seconds:.1f} s, {byte_size(size)}")
-    for note in done.notes:
-        print(note, file=sys.stderr)
+    print_status(bar, f"{written} in {done.seconds:.1f} s, {byte_size(size)}", *done.notes)
     if options.json:
         paths = {"source": public_url(source) if is_url(source) else source, "target": target}
         [forecast] = expected
         result = {**paths, **asdict(done), "size": size, "forecast": asdict(forecast)}
         print(json.dumps(result))
     else:
-        print(f"{done.checksum}  {target}")
+        print(f"{done.checksum}  {printable(target)}")
 
 
 def _targets(sources: list[str], target: str) -> list[str]:

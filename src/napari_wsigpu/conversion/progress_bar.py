@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.model.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from threading import Event
@@ -18,11 +20,11 @@ REFRESH_SECONDS = 0.2
 RATE_SECONDS = 20
 
 
-def print_status(bar: ProgressBar | None, text: str) -> None:
-    """Print a line on standard error in place of the bar."""
+def print_status(bar: ProgressBar | None, *lines: str) -> None:
+    """Print lines on standard error in place of the bar, with control characters escaped."""
     if bar is not None:
         bar.clear()
-    print(text, file=sys.stderr)
+    print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
 def interruptible(bar: ProgressBar | None, interrupted: Event) -> Callable[[int, int], None]:

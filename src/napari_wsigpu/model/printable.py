@@ -1,0 +1,15 @@
+"""Text that is safe to print in a terminal."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    r"""Return one line of text with control characters escaped, such as ``\x1b`` and ``\n``.
+
+    The names of files and the texts in them may contain sequences that change the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
