@@ -2,7 +2,7 @@
 
 import pytest
 
-from napari_wsigpu.model.errors import NotASlideError, SlideError
+from napari_wsigpu.model.errors import NotASlideError, SlideError, shortened
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,12 @@ def test_only_instances_have_messages():
     """PyTorch recreates errors as ``kind(message=...)`` if the class has that attribute."""
     assert not hasattr(SlideError, "message")
     assert not hasattr(NotASlideError, "message")
+
+
+def test_long_reasons_end_between_two_words():
+    reason = "number of frames 2147483647 for tiles " * 10
+    found = shortened(reason)
+    assert len(found) <= 200
+    assert found.endswith(" ...")
+    assert f"{found.removesuffix(' ...')} " in reason
+    assert shortened("short\nreason") == "short reason"

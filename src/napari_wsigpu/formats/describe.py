@@ -31,6 +31,7 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
     file_error,
+    shortened,
 )
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
 from napari_wsigpu.model.tags import TIFF_MAGIC
@@ -439,4 +440,4 @@ def _brief(error: Exception) -> str:
     if isinstance(error, struct.error):
         return "a tag ends too early"
     own = QUOTATION.split(str(error), maxsplit=1)[0].rstrip(" :=(")
-    return own[:120] or type(error).__name__
+    return shortened(own) or type(error).__name__

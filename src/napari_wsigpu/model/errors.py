@@ -10,6 +10,7 @@ import errno
 import json
 import re
 import sys
+import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\
 
 # Messages about a path that is too long quote this many of its characters.
 LONGEST_SHOWN = 100
+LONGEST_REASON = 200
+
 # The note in which a PyTorch loader's worker passes on the arguments of a `TileError`.
 ARGUMENTS = re.compile(r"^TileError arguments: (\[.*\])$", re.MULTILINE)
 
@@ -239,6 +242,11 @@ def _write_error(path: str, error: OSError) -> TargetWriteError:
         return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
     reason = error.strerror or error
     return TargetWriteError(f"'{path}' can't be written ({reason}); choose another folder or name.")
+
+
+def shortened(reason: str) -> str:
+    """Return a library's message on one line, cut between two words if it is long."""
+    return textwrap.shorten(reason, LONGEST_REASON, placeholder=" ...")
 
 
 def file_error(path: str, error: OSError) -> SlideError:

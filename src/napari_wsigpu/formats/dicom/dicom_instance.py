@@ -57,6 +57,7 @@ from napari_wsigpu.model.errors import (
     SlideError,
     UnsupportedSlideError,
     file_error,
+    shortened,
 )
 from napari_wsigpu.model.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.model.limits import limits
@@ -410,7 +411,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def _damaged(path: Named, error: Exception) -> CorruptSlideError:
-    reason = str(getattr(error, "error", error)).split("\n")[0].rstrip(".")[:120]
+    reason = shortened(str(getattr(error, "error", error)).split("\n")[0].rstrip("."))
     return CorruptSlideError(
         f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
         "get a fresh copy of it."

@@ -25,7 +25,12 @@ from napari_wsigpu.formats.pictures import (
     side_by_side,
 )
 from napari_wsigpu.formats.tiff import tiff
-from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    SlideError,
+    UnsupportedSlideError,
+    shortened,
+)
 from napari_wsigpu.model.geometry import Rects, expand
 from napari_wsigpu.model.layout import (
     AssociatedLayout,
@@ -53,7 +58,6 @@ if TYPE_CHECKING:
 
 INI, ENDING = "Slidedat.ini", ".mrxs"
 LARGEST_INI = 1 << 20
-LONGEST_REASON = 200
 MOST_POSITIONS = 1 << 24
 MOST_FILES, MOST_NAMES, MOST_LEVELS = 4096, 1024, 30
 FORMATS = {"JPEG": COMPRESSION.JPEG, "PNG": COMPRESSION.PNG, "BMP24": BMP}
@@ -123,9 +127,7 @@ def parse(path: Path) -> SlideLayout:
     except SlideError:
         raise
     except (KeyError, ValueError, ConfigError) as error:
-        reason = str(error).split("\n")[0]
-        if len(reason) > LONGEST_REASON:
-            reason = f"{reason[:LONGEST_REASON]} ..."
+        reason = shortened(str(error).split("\n")[0])
         if isinstance(error, KeyError):
             reason = f"{reason} is missing"
         raise CorruptSlideError(

@@ -11,6 +11,7 @@ from napari_wsigpu.model.errors import (
     SlideError,
     UnsupportedSlideError,
     file_error,
+    shortened,
 )
 from napari_wsigpu.storage.zarr.guard import guard_of, guarded_store
 from napari_wsigpu.storage.zarr.server import LARGEST_DOCUMENT, KeyFolder
@@ -144,8 +145,8 @@ def _array_metadata(folder: Folder) -> Document:
 
 
 def brief(error: Exception) -> str:
-    """Return the first 120 characters of an error, on one line."""
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    """Return an error's message on one line, without the end of a long one."""
+    return shortened(str(error)) or type(error).__name__
 
 
 def _read(document: Folder) -> Document:
