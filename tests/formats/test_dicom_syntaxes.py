@@ -174,6 +174,18 @@ def test_unsupported_samples_are_refused_at_opening(tmp_path, kind, attributes):
         open_slide(path)
 
 
+def test_wrong_number_of_frames_is_quoted_whole(tmp_path):
+    path = save(tmp_path, PIXELS, "raw", NumberOfFrames=2**31 - 1)
+    with pytest.raises(CorruptSlideError, match=r"number of frames 2147483647 for .*FULL\); get"):
+        open_slide(path)
+
+
+def test_unusual_allocation_is_named(tmp_path):
+    path = save(tmp_path, PIXELS, "raw", BitsAllocated=12)
+    with pytest.raises(UnsupportedSlideError, match=r"8 of 12 bits .* use 8 or 16 bits"):
+        open_slide(path)
+
+
 @pytest.mark.parametrize("kind", ["rle", "rle gray", "htj2k", "jpeg xl"])
 def test_damaged_frames_raise_tile_errors(tmp_path, kind):
     pixels = GRAY if "gray" in kind else PIXELS

@@ -607,11 +607,16 @@ def _encoding(path: Named, dataset: WsiDataset, syntax: UID, header: Dataset) ->
     elif samples == 3:
         color = COLORS.get((compression, photometric))
     possible = {
-        COMPRESSION.NONE: bits == allocated and bits in (8, 16),
-        DICOM_RLE: bits == allocated and bits in (8, 16),
+        COMPRESSION.NONE: bits in (8, 16),
+        DICOM_RLE: bits in (8, 16),
         COMPRESSION.JPEG: bits == 8,
         COMPRESSION.JPEGXL: bits in (8, 16),
     }
+    if bits != allocated and compression in (COMPRESSION.NONE, DICOM_RLE):
+        raise UnsupportedSlideError(
+            f"'{path}' can't be decoded: {syntax.name} samples that use {bits} of {allocated} bits "
+            "are not supported; use 8 or 16 bits, or convert it to JPEG 2000."
+        )
     signed = header.get("PixelRepresentation") == 1
     indices = photometric == PALETTE and (samples, bits) == (1, 8)
     table = _palette(path, header) if indices else None
