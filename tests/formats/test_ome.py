@@ -73,6 +73,9 @@ def test_rgb(tmp_path, dtype):
         ('PhysicalSizeX="1" PhysicalSizeXUnit="Å" PhysicalSizeY="1"', (1e-4, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="in" PhysicalSizeY="1"', (25400, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="ft" PhysicalSizeY="1"', (304800, 1)),
+        ('PhysicalSizeX="12" PhysicalSizeXUnit="li" PhysicalSizeY="1"', (25400, 1)),
+        ('PhysicalSizeX="1" PhysicalSizeXUnit="micron" PhysicalSizeY="1"', (1, 1)),
+        ('PhysicalSizeX="1" PhysicalSizeXUnit="Mm" PhysicalSizeY="1"', (1e12, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="pixel" PhysicalSizeY="1"', None),
         ('PhysicalSizeX="0" PhysicalSizeY="1"', None),
         ('PhysicalSizeX="-1" PhysicalSizeY="1"', None),
@@ -85,6 +88,13 @@ def test_rgb(tmp_path, dtype):
 def test_physical_size(attributes, mpp):
     assert ome.describe(markup.parse(XML.format(attributes, ""))).mpp == (
         None if mpp is None else pytest.approx(mpp)
+    )
+
+
+def test_unknown_units_are_named():
+    stated = 'PhysicalSizeX="1" PhysicalSizeXUnit="dogs" PhysicalSizeY="1"'
+    assert ome.describe(markup.parse(XML.format(stated, ""))).problems == (
+        "The pixel size has an unknown unit of length ('dogs') and is ignored.",
     )
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.formats import units
 from napari_wsigpu.formats.fields import number, positive_number
-from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.model.tags import RESUNIT, Tag
 
@@ -52,7 +52,7 @@ def scale_of(file: TiffFile, page: TiffPage) -> Scale:
         x, y = (_per_pixel(page, code) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
         mpp = (x * across, y * down) if x and y else None
     interval = positive_number(metadata.get("finterval"))
-    unit = ngff.seconds(metadata.get("tunit", "s"))
+    unit = units.seconds(metadata.get("tunit", "s"))
     return Scale(mpp, spacing, interval * unit if interval and unit else None)
 
 
@@ -113,7 +113,7 @@ def _micrometers(unit: object) -> float | None:
     name = str(unit).lower()
     for escape, letter in ESCAPES.items():
         name = name.replace(escape, letter)
-    return ngff.micrometers(name)
+    return units.micrometers(name)
 
 
 def _per_pixel(page: TiffPage, code: int) -> float | None:

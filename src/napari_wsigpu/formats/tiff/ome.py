@@ -11,7 +11,7 @@ from xml.etree import ElementTree  # writes only; `markup` parses
 
 from tifffile import TiffFile, TiffFileError
 
-from napari_wsigpu.formats import markup, wsigpu
+from napari_wsigpu.formats import markup, units, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
 from napari_wsigpu.formats.pictures import associated_name
 from napari_wsigpu.formats.tiff import claims, companion, pixel_size, tiff
@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.formats.fields import Metadata
 
-MICROMETERS = {
-    "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
-    "um": 1.0, "nm": 1e-3, "pm": 1e-6, "fm": 1e-9, "Å": 1e-4, "km": 1e9, "thou": 25.4,
-    "in": 25400.0, "ft": 304800.0, "yd": 914400.0, "pt": 25400.0 / 72,
-}  # fmt: skip
 SAMPLES = (("red", "#ff0000"), ("green", "#00ff00"), ("blue", "#0000ff"))
 NOT_LENGTHS = {"pixel", "reference frame"}
-SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself and is ignored."
 PAGES_AS_CHANNELS = (
     "The pages of this file are shown as channels, in file order; they may be planes."
@@ -157,11 +151,11 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         for axis, size in zip("XY", sizes, strict=True)
         if size is None
         and (given := pixels.get(f"PhysicalSize{axis}", "")[:40])
-        and pixels.get(f"PhysicalSize{axis}Unit", "µm") in MICROMETERS
+        and units.micrometers(_length_unit(pixels, axis)) is not None
     ]
-    units = {pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY"}
-    if not units <= MICROMETERS.keys() | NOT_LENGTHS:
-        problems.append("The pixel size has an unknown unit of length and is ignored.")
+    stated = [_length_unit(pixels, axis) for axis in "XY" if f"PhysicalSize{axis}" in pixels.attrib]
+    unknown = [unit for unit in stated if units.micrometers(unit) is None]
+    problems += [units.unknown_length(unit) for unit in unknown[:1] if unit not in NOT_LENGTHS]
     channels = list(markup.children(pixels, "Channel"))
     instrument = _instrument(root, image)
     return OmeDescription(
@@ -486,8 +480,13 @@ def _scanner(instrument: Element | None) -> str | None:
     return " ".join(filter(None, parts)) or None
 
 
+def _length_unit(pixels: Element, axis: str) -> str:
+    """Return the stated unit of a pixel size; OME-XML defaults to micrometers."""
+    return pixels.get(f"PhysicalSize{axis}Unit", "µm")
+
+
 def _micrometers(pixels: Element, axis: str) -> float | None:
-    unit = MICROMETERS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+    unit = units.micrometers(_length_unit(pixels, axis))
     size = positive_number(pixels.get(f"PhysicalSize{axis}"))
     return None if unit is None or size is None else size * unit
 
@@ -507,7 +506,7 @@ def _time_step(pixels: Element) -> float | None:
 
 
 def _seconds(element: Element, name: str) -> float | None:
-    unit = SECONDS.get(element.get(f"{name}Unit", "s"))
+    unit = units.seconds(element.get(f"{name}Unit", "s"))
     try:
         return None if unit is None else number(element.get(name)) * unit
     except ValueError:

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.formats import markup
+from napari_wsigpu.formats import markup, units
 from napari_wsigpu.formats.fields import MOST_FIELDS, pairs, positive_number
 from napari_wsigpu.formats.tiff import imagej
-from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ def _titan(value: str) -> Size | None:
 def _zeiss_sem(value: Metadata) -> Size | None:
     for key in ("ap_image_pixel_size", "ap_pixel_size"):
         if len(stated := value.get(key, ())) == 3:
-            return _size(stated[1], stated[1], ngff.micrometers(stated[2]) or 0.0)
+            return _size(stated[1], stated[1], units.micrometers(stated[2]) or 0.0)
     return _size(value[""][3], value[""][3], METER)
 
 
@@ -206,7 +205,7 @@ def _tvips(value: Metadata) -> Size | None:
 
 
 def _metamorph(value: Metadata) -> Size | None:
-    unit = ngff.micrometers(str(value["CalibrationUnits"])) or 0.0
+    unit = units.micrometers(str(value["CalibrationUnits"])) or 0.0
     return _size(value["XCalibration"], value["YCalibration"], unit)
 
 

@@ -11,26 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.formats.units import micrometers, seconds
 from napari_wsigpu.model.layout import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.fields import Metadata
 
-MICROMETERS = {
-    "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
-    "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "kilometer": 1e9,
-    "femtometer": 1e-9, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
-    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "\N{MICRO SIGN}m": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6,
-    "å": 1e-4,
-}  # fmt: skip
-SECONDS = {
-    "day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0, "millisecond": 1e-3,
-    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3, "sec": 1.0, "min": 60.0,
-}  # fmt: skip
 OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
 OTHER = "?"
@@ -52,20 +42,28 @@ class Axes(NamedTuple):
         Size of each axis' unit in micrometers, or in seconds for t; None if it is unknown.
     names : tuple of str
         Their names in the metadata, for messages.
+    stated_units : tuple
+        Their units in the metadata, unchecked; None without one.
     """
 
     letters: str
     unit_sizes: tuple[float | None, ...]
     names: tuple[str, ...]
+    stated_units: tuple[object, ...]
 
     @classmethod
     def of(cls, letters: str) -> Axes:
         """Return axes without units."""
-        return cls(letters, (None,) * len(letters), tuple(letters))
+        nothing = (None,) * len(letters)
+        return cls(letters, nothing, tuple(letters), nothing)
 
     def unit(self, letter: str) -> float | None:
         """Return the size of an axis' unit in micrometers, or seconds for t; None if unknown."""
         return self.unit_sizes[self.letters.index(letter)]
+
+    def stated_unit(self, letter: str) -> object:
+        """Return the unit of an axis in the metadata, unchecked; None without one."""
+        return self.stated_units[self.letters.index(letter)]
 
 
 class Transform(NamedTuple):
@@ -97,7 +95,7 @@ def axes(stated: object, dimensions: int, problems: list[str]) -> Axes | None:
 def _stated_axes(stated: object) -> Axes | None:
     if not isinstance(stated, list) or len(stated) > 16:
         return None
-    letters, units, names = "", [], []
+    letters, units, stated_units, names = "", [], [], []
     for axis in stated:
         fields = {"name": axis} if isinstance(axis, str) else axis
         if not isinstance(fields, dict):
@@ -106,28 +104,11 @@ def _stated_axes(stated: object) -> Axes | None:
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
         units.append((seconds if letter == "t" else micrometers)(fields.get("unit")))
+        stated_units.append(fields.get("unit"))
         names.append(name[:LONGEST_NAME])
     if not {"y", "x"} <= set(letters):
         return None
-    return Axes(letters, tuple(units), tuple(names))
-
-
-def micrometers(unit: object) -> float | None:
-    """Return the size of a unit of length in micrometers; None if it is unknown."""
-    return _size_of_unit(unit, MICROMETERS)
-
-
-def seconds(unit: object) -> float | None:
-    """Return the size of a unit of time in seconds; None if it is unknown."""
-    return _size_of_unit(unit, SECONDS)
-
-
-def _size_of_unit(unit: object, known: Mapping[str, float]) -> float | None:
-    """Look up a unit; plurals, British spelling and a Greek mu are accepted."""
-    name = str(unit).strip().lower().replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
-    name = name.replace("metre", "meter")
-    found = known.get(name)
-    return known.get(name.removesuffix("s")) if found is None else found
+    return Axes(letters, tuple(units), tuple(names), tuple(stated_units))
 
 
 def axes_of(image: Metadata) -> object:

@@ -17,6 +17,7 @@ import numpy as np
 
 from napari_wsigpu.formats.pictures import plain_encoding
 from napari_wsigpu.formats.tiff import tiff
+from napari_wsigpu.formats.units import unknown_length
 from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -197,8 +198,9 @@ def read_image(
     ignored = sum(map(ngff.has_output, _steps(multiscale)))
     if ignored:
         problems.append(f"Transformations to {ignored} more coordinate system(s) are ignored.")
-    if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
-        problems.append("The pixel size has an unknown unit of length and is ignored.")
+    unknown = [letter for letter in "xy" if axes.unit(letter) is None]
+    if unknown and _is_scaled(found[0][1], axes):
+        problems.append(unknown_length(axes.stated_unit(unknown[0])))
     planes_along = {
         letter: (index, length)
         for letter, index, length in zip(axes.letters, position, shape, strict=True)
