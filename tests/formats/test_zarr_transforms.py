@@ -192,3 +192,41 @@ def test_more_than_there_are_channels(tmp_path):
     channels, problems = channels_of(tmp_path / "a.zarr", said)
     assert [channel.name for channel in channels] == ["m0", "m1", "m2"]
     assert problems == ("The metadata names 5 channel(s), but the image has 3.",)
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"),
+    [
+        ("parsec", 3.0856775814913673e22),
+        ("yoctometer", 1e-18),
+        ("mile", 1.609344e9),
+        ("hectometer", 1e8),
+    ],
+)
+def test_large_and_small_units(tmp_path, unit, factor):
+    axes = [{"name": name, "type": "space", "unit": unit} for name in "yx"]
+    steps = [{"type": "scale", "scale": [0.5 / factor, 0.25 / factor]}]
+    with open_slide(write(tmp_path / "a.zarr", steps, axes=axes), "cpu") as slide:
+        assert slide.mpp == pytest.approx((0.25, 0.5))
+        assert slide.layout.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("translation", [3]),
+        ("translation", [float("nan"), 3]),
+        ("translation", [1e30, 3]),
+        ("translation", [1e300, 3]),
+        ("affine", [[1, 0], [0, 1]]),
+        ("displacements", "field"),
+    ],
+)
+def test_invalid_transformations_leave_the_scale(tmp_path, kind, values):
+    steps = [SCALE, {"type": kind, kind: values}]
+    scale, first, problems = layer_of(write(tmp_path / "a.zarr", steps))
+    assert (scale, first) == ((0.5, 0.25), (0, 0))
+    [problem] = problems
+    assert (
+        problem == f"A transformation of type {kind!r} is invalid or not supported and is ignored."
+    )

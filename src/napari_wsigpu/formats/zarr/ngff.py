@@ -15,7 +15,7 @@ from napari_wsigpu.formats.units import micrometers, seconds
 from napari_wsigpu.model.layout import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,7 +25,10 @@ OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
 OTHER = "?"
 LONGEST_NAME = 100
-SMALLEST, LARGEST = 2.0**-53, 2.0**53
+# Limits of a size in micrometers or seconds, and of a number in any unit.
+SMALLEST, LARGEST, LARGEST_STATED = 2.0**-53, 2.0**53, 1e36
+SCALING = ("scale", "affine")
+LONGEST_KIND = 20
 MOST_COLORS = 1 << 16
 PURE = ("#ff0000", "#00ff00", "#0000ff")
 NAMES = ({"r", "red"}, {"g", "green"}, {"b", "blue"})
@@ -134,17 +137,27 @@ def has_output(step: object) -> bool:
     return "output" in _mapping(step)
 
 
-def transform(stated: Sequence[object], dimensions: int, problems: list[str]) -> Transform | None:
-    """Compose a list of transformations; None if one of them is invalid.
+@np.errstate(all="ignore")  # overflowed values are refused
+def transform(stated: Sequence[object], axes: Axes, problems: list[str]) -> Transform | None:
+    """Compose a list of transformations; None if the scale is invalid or unknown.
 
-    Rotation, shear and mirroring are not applied; a message for each is appended to `problems`.
+    Rotation, shear and mirroring are not applied; neither are invalid or unsupported
+    transformations of an image with a valid scale. Each adds a message to `problems`.
     """
-    matrix = np.eye(dimensions + 1)
-    for step in stated:
-        found = _matrix(step, dimensions)
-        if found is None:
+    steps = list(_flat(stated))
+    parts = [_matrix(step, len(axes.letters)) for step in steps]
+    matrix, has_scale = np.eye(len(axes.letters) + 1), False
+    ignored: list[str] = []
+    for step, part in zip(steps, parts, strict=True):
+        kind = step.get("type")
+        if part is not None:
+            matrix, has_scale = part @ matrix, has_scale or kind in SCALING
+        elif kind == "scale":
             return None
-        matrix = found @ matrix
+        else:
+            ignored.append(str(kind)[:LONGEST_KIND])
+    if ignored and not has_scale:
+        return None
     linear, translation = matrix[:-1, :-1], matrix[:-1, -1]
     scale = np.diagonal(linear).copy()
     if np.count_nonzero(linear - np.diag(scale)):
@@ -156,34 +169,44 @@ def transform(stated: Sequence[object], dimensions: int, problems: list[str]) ->
     if (scale < 0).any():
         problems.append("The image should be mirrored (negative scale); it is shown as stored.")
     scale = abs(scale)
-    possible = bool(((scale >= SMALLEST) & (scale <= LARGEST)).all())
-    possible = possible and bool((abs(translation) <= LARGEST).all())
-    return Transform(tuple(scale.tolist()), tuple(translation.tolist())) if possible else None
+    factors = np.array([size or 1.0 for size in axes.unit_sizes])
+    if not ((scale * factors >= SMALLEST) & (scale * factors <= LARGEST)).all():
+        return None
+    if not (abs(translation * factors) <= LARGEST).all():
+        ignored.append("translation")
+        translation = np.zeros_like(translation)
+    problems += [
+        f"A transformation of type {kind!r} is invalid or not supported and is ignored."
+        for kind in dict.fromkeys(ignored)
+    ]
+    return Transform(tuple(scale.tolist()), tuple(translation.tolist()))
 
 
-def _matrix(step: object, dimensions: int) -> NDArray[np.float64] | None:
+def _flat(steps: Sequence[object]) -> Iterator[Metadata]:
+    """Yield transformations in their order, with the contents of sequences in their place."""
+    for step in map(_mapping, steps):
+        if step.get("type") == "sequence":
+            yield from _flat(_mappings(step.get("transformations")))
+        else:
+            yield step
+
+
+def _matrix(fields: Metadata, dimensions: int) -> NDArray[np.float64] | None:
     """Return a transformation as a homogeneous matrix; None if it is invalid or unsupported."""
-    fields, matrix = _mapping(step), np.eye(dimensions + 1)
+    matrix = np.eye(dimensions + 1)
     kind = fields.get("type")
     value = fields.get(kind) if isinstance(kind, str) else None
     if kind == "identity":
         return matrix
-    if kind == "sequence":
-        steps = [_matrix(each, dimensions) for each in _mappings(fields.get("transformations"))]
-        for found in steps:
-            if found is None:
-                return None
-            matrix = found @ matrix
-        return matrix
     if kind in ("scale", "translation"):
-        values = numbers(value, dimensions)
+        values = numbers(value, dimensions, LARGEST_STATED)
         if values is None or kind == "scale":
             return None if values is None else np.diag([*values, 1.0])
         matrix[:-1, -1] = values
         return matrix
     if kind in ("affine", "rotation") and isinstance(value, list) and len(value) == dimensions:
         width = dimensions + (kind == "affine")
-        rows = [numbers(row, width) for row in value]
+        rows = [numbers(row, width, LARGEST_STATED) for row in value]
         if None not in rows:
             matrix[:-1, :width] = rows
             return matrix
@@ -193,11 +216,11 @@ def _matrix(step: object, dimensions: int) -> NDArray[np.float64] | None:
     return None
 
 
-def numbers(values: object, count: int) -> tuple[float, ...] | None:
+def numbers(values: object, count: int, largest: float = LARGEST) -> tuple[float, ...] | None:
     """Return a list of `count` numbers as floats; None if the value is not such a list."""
     if not isinstance(values, list) or len(values) != count:
         return None
-    if not all(isinstance(value, int | float) and abs(value) <= LARGEST for value in values):
+    if not all(isinstance(value, int | float) and abs(value) <= largest for value in values):
         return None
     return tuple(map(float, values))
 

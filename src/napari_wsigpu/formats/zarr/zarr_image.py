@@ -189,7 +189,7 @@ def read_image(
         shared = (step for step in _steps(multiscale) if not ngff.has_output(step))
         steps = [*_steps(dataset), *shared]
         wrong: list[str] = []
-        transform = ngff.transform(steps, len(shape), wrong) if steps else None
+        transform = ngff.transform(steps, axes, wrong) if steps else None
         problems += [problem for problem in wrong if problem not in problems]
         if transform is None and steps:
             problems.append(f"The scale of the level {array_node.folder.name!r} is invalid.")
