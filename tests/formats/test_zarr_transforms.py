@@ -230,3 +230,14 @@ def test_invalid_transformations_leave_the_scale(tmp_path, kind, values):
     assert (
         problem == f"A transformation of type {kind!r} is invalid or not supported and is ignored."
     )
+
+
+def test_booleans_show_true_at_full_brightness(tmp_path):
+    pixels = np.zeros((60, 80), bool)
+    pixels[20:30, 20:60] = True
+    zarrs.write_group(tmp_path / "a.zarr", zarrs.write_image(tmp_path / "a.zarr", [pixels], "yx"))
+    zarrs.write_array(tmp_path / "b.zarr", pixels)
+    for name in ("a.zarr", "b.zarr"):
+        with open_slide(tmp_path / name, "cpu") as slide:
+            np.testing.assert_array_equal(slide.levels[0][...].squeeze(), pixels)
+            assert slide_layers(slide)[0][1]["contrast_limits"] == (0, 1)

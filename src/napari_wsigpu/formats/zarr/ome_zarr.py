@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from napari_wsigpu.formats.fields import Metadata
+    from napari_wsigpu.model.layout import Channel
     from napari_wsigpu.storage.zarr.array import Folder, Node
 
 MOST_IMAGES = 64
@@ -120,7 +121,6 @@ def _layout(
 ) -> SlideLayout:
     """Describe an image as a slide."""
     rgb = tiff.is_rgb(image.levels[0])
-    count = image.levels[0].channels
     documents = chain.from_iterable(each.documents for each in (node, *more))
     files = (*map(slide_file, dict.fromkeys(documents)), *image.files)
     return SlideLayout(
@@ -128,7 +128,7 @@ def _layout(
         vendor=vendor,
         levels=image.levels,
         rgb=rgb,
-        channels=() if rgb else tiff.channel_names(count, image.channels),
+        channels=() if rgb else _channels(image, image.channels),
         background=image.background,
         mpp=_mpp(image),
         metadata={vendor: _attributes(node)},
@@ -138,6 +138,14 @@ def _layout(
         problems=tuple(problems),
         files=files,
     )
+
+
+def _channels(image: ZarrImage, stated: Sequence[Channel]) -> tuple[Channel, ...]:
+    """Return the channels of an image; those of Booleans show True at full brightness."""
+    channels = tiff.channel_names(image.levels[0].channels, stated)
+    if not image.is_boolean:
+        return channels
+    return tuple(replace(each, window=each.window or (0.0, 1.0)) for each in channels)
 
 
 def _attributes(node: Node) -> Metadata:
@@ -207,7 +215,7 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
     channels = description.channels if not image.channels else found.channels
     return replace(
         found,
-        channels=tiff.channel_names(len(found.channels), channels) if found.channels else (),
+        channels=_channels(image, channels) if found.channels else (),
         mpp=found.mpp or description.mpp,
         objective=description.objective,
         scanner=description.scanner,

@@ -63,6 +63,8 @@ class ZarrImage(NamedTuple):
     background: float
     # The index of the shown plane and the number of planes, by the letter of the axis.
     planes: Mapping[str, tuple[int, int]]
+    # Whether samples are False or True, which are read as 0 and 1.
+    is_boolean: bool = False
 
     @property
     def end(self) -> int:
@@ -216,6 +218,7 @@ def read_image(
         other_planes=count - 1,
         background=_background(found[0][3]),
         planes=planes_along,
+        is_boolean=found[0][3].dtype.kind == "b",
     )
 
 
@@ -521,4 +524,5 @@ def bare_image(node: Node) -> ZarrImage:
     rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
     photometric = PHOTOMETRIC.RGB if rgb else PHOTOMETRIC.MINISBLACK
     level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), photometric)
-    return ZarrImage(axes, None, (level,), (), (), 0, _background(array), {})
+    is_boolean = array.dtype.kind == "b"
+    return ZarrImage(axes, None, (level,), (), (), 0, _background(array), {}, is_boolean)
