@@ -241,3 +241,20 @@ def test_booleans_show_true_at_full_brightness(tmp_path):
         with open_slide(tmp_path / name, "cpu") as slide:
             np.testing.assert_array_equal(slide.levels[0][...].squeeze(), pixels)
             assert slide_layers(slide)[0][1]["contrast_limits"] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shift", "is_said"), [([0, 0], False), ([0.5, 0.5], False), ([50, 50], True)]
+)
+def test_levels_in_different_places(tmp_path, shift, is_said):
+    levels = [np.zeros((60, 80), "uint8"), np.zeros((30, 40), "uint8")]
+    ome = zarrs.write_image(tmp_path / "a.zarr", levels, "yx", pixel=1)
+    steps = ome["multiscales"][0]["datasets"][1]["coordinateTransformations"]
+    steps.append({"type": "translation", "translation": shift})
+    zarrs.write_group(tmp_path / "a.zarr", ome)
+    *_, problems = layer_of(tmp_path / "a.zarr")
+    said = (
+        "The position of the level of 40 x 30 pixels contradicts that of the finest level, with "
+        "which it is aligned.",
+    )
+    assert problems == (said if is_said else ())

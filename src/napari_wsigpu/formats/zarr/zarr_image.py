@@ -197,6 +197,7 @@ def read_image(
             problems.append(f"The scale of the level {array_node.folder.name!r} is invalid.")
         level = replace(level, categorical=labelled is not None)
         found.append((level, transform, array_node, array))
+    problems += _misplaced(found, axes)
     ignored = sum(map(ngff.has_output, _steps(multiscale)))
     if ignored:
         problems.append(f"Transformations to {ignored} more coordinate system(s) are ignored.")
@@ -487,6 +488,25 @@ def _with_reductions(
             return levels
         reduced.append(replace(level, reduction=(x + y) / 2))
     return reduced
+
+
+def _misplaced(
+    found: Sequence[tuple[LevelLayout, Transform | None, Node, Array]], axes: Axes
+) -> Iterator[str]:
+    """Yield a problem for each level whose position contradicts that of the finest level."""
+    first = found[0][1]
+    for level, transform, _, _ in found[1:]:
+        if first is None or transform is None:
+            continue
+        # Positions refer to the center of a pixel or to its corner, depending on the writer.
+        if any(
+            abs(transform.translation[index] - first.translation[index]) > transform.scale[index]
+            for index in map(axes.letters.index, "xy")
+        ):
+            yield (
+                f"The position of the level of {level.width} x {level.height} pixels contradicts "
+                "that of the finest level, with which it is aligned."
+            )
 
 
 def _with_offsets(levels: Sequence[LevelLayout], start: int) -> tuple[LevelLayout, ...]:
