@@ -7,7 +7,7 @@ Each mode runs in its own process. In ``ours`` the plugin opens the slide as one
 timed until the first frame, and until the frame is exact: for ``ours``, until rows of the canvas
 equal the slide's stored pixels composed in float64, within 1; for ``layers``, whose blending has no
 such reference, until every layer reports that it is exact. "Contrast" changes the limits of one
-channel; the tiles decoded meanwhile are counted.
+channel, and counts the tiles that are decoded until the frame is exact.
 """
 
 from __future__ import annotations
