@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.stack import StackLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
     from napari_wsigpu.codecs.color import Color
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.geometry import Span
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileCache, TileKey
-
-    Tile = tuple[int, int]
-    Channels = Sequence[int]
+    from napari_wsigpu.reading.channels import ChannelReader
 
 RGB = 3
 CHANNEL_TILES = 512  # tiles of single channels, which two cores decode in 0.1 s
@@ -66,23 +64,6 @@ class CompositeView:
         self.state = settings, cast("Color", f"composite {next(_versions)}")
 
 
-class ReadChannels(Protocol):
-    """Reads the pixels of some channels of a slide, damaged tiles as background."""
-
-    def region(self, number: int, regions: Regions, channels: Channels) -> Sequence[Array]:
-        """Return a region of a level, one array of shape (height, width) per channel."""
-
-    def tiles(
-        self, number: int, tiles: Collection[Tile], channels: Channels
-    ) -> tuple[dict[Tile, list[Array]], set[Tile]]:
-        """Return whole tiles of a level, one array per channel, and the set of damaged tiles."""
-
-    def cached_tiles(
-        self, number: int, tiles: Collection[Tile], channels: Channels
-    ) -> dict[Tile, list[Array]]:
-        """Return the whole tiles whose channels are all cached, one array per channel."""
-
-
 @dataclass(eq=False, repr=False)
 class CompositeSource(HostedSource):
     """Composes tiles for displays. The tiles of the channels stay in the cache as stored.
@@ -93,14 +74,14 @@ class CompositeSource(HostedSource):
         The source of the slide's own tiles.
     view : CompositeView
         The composite; kept as an attribute.
-    channels : ReadChannels
+    channels : ChannelReader
         Reads the channels.
     cache : TileCache
         Receives the composed tiles.
     """
 
     view: CompositeView
-    _channels: ReadChannels
+    _channels: ChannelReader
     _cache: TileCache
     slowed: ClassVar[float] = DisplaySource.slowed
 

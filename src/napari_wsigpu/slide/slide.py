@@ -43,6 +43,7 @@ from napari_wsigpu.reading.arguments import (
 )
 from napari_wsigpu.reading.batches import Grouping, interleave, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
+from napari_wsigpu.reading.channels import ChannelReader, channel_levels, composite_of
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.gathering import GatheredReads
 from napari_wsigpu.reading.grid import Grid
@@ -56,7 +57,6 @@ from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader, stored_t
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.reading.tile_schedule import TileSchedule
 from napari_wsigpu.slide.associated import AssociatedImage
-from napari_wsigpu.slide.channels import ChannelReader, channel_levels, composite_of
 from napari_wsigpu.slide.containers import Levels, NamedItems, no_level
 from napari_wsigpu.slide.layout_text import html_table
 from napari_wsigpu.slide.opening import Opening
