@@ -56,26 +56,37 @@ def on_with():
         on.close()
 
 
+PIXELS = 256 * 256
+
+
 class TestVerifier:
     def test_a_few_tiles_of_a_slide_are_sampled(self):
         verifier = Verifier(PATH)
-        found = [verifier.samples("jpeg", range(10, 26)) for _ in range(10)]
+        found = [verifier.samples("jpeg", range(10, 26), PIXELS) for _ in range(10)]
         assert all(len(chosen) <= TILES_A_BATCH for chosen in found)
         assert all(set(chosen) <= set(range(10, 26)) for chosen in found)
         assert sum(map(len, found)) == TILES_A_SLIDE
         assert found[0]
         assert not found[-1]
 
+    @pytest.mark.parametrize(("side", "expected"), [(64, 8), (512, 2), (1024, 1), (2048, 1)])
+    def test_fewer_large_tiles_are_sampled_but_at_least_one(self, side, expected):
+        verifier = Verifier(PATH)
+        found = [verifier.samples("jpeg2000", range(4), side * side) for _ in range(10)]
+        assert sum(map(len, found)) == expected
+        verifier.return_samples("jpeg2000", 1, side * side)
+        assert verifier.samples("jpeg2000", [7], side * side) == [7]
+
     def test_each_kind_is_sampled(self):
         verifier = Verifier(PATH)
         for _ in range(10):
-            verifier.samples("jpeg", range(16))
-        assert verifier.samples("jpeg2000", range(16))
+            verifier.samples("jpeg", range(16), PIXELS)
+        assert verifier.samples("jpeg2000", range(16), PIXELS)
 
     def test_no_more_flags_than_tiles(self):
         verifier = Verifier(PATH)
-        assert verifier.samples("jpeg", []) == []
-        assert verifier.samples("jpeg", [7]) == [7]
+        assert verifier.samples("jpeg", [], PIXELS) == []
+        assert verifier.samples("jpeg", [7], PIXELS) == [7]
 
     @pytest.mark.parametrize(("engine", "most"), MOST.items())
     def test_tolerances(self, engine, most):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # Largest accepted difference of a sample, for each backend of nvImageCodec and for our own kernels.
 TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1, "JPEG 2000": 1, "lossless JPEG 2000": 0}
 TILES_A_BATCH = 1
-TILES_A_SLIDE = 8
+# The reader waits while the CPU decodes a tile, so the budget of a slide is less for larger tiles.
+TILES_A_SLIDE, USUAL_PIXELS = 8, 256 * 256
 BATCHES_IN_DOUBT = 3
 
 logger = logging.getLogger(__name__)
@@ -41,10 +42,11 @@ class Verifier:
         self._path = path
         # Protects the counters and `reason`, which only changes once.
         self._lock = threading.Lock()
-        self._left: dict[str, int] = {}  # tiles that may still be compared, by format
+        # Tiles of the usual size that may still be compared, by format; the last one may be larger.
+        self._left: dict[str, int] = {}
         self._in_doubt = 0
 
-    def samples(self, kind: str, candidates: Sequence[int]) -> list[int]:
+    def samples(self, kind: str, candidates: Sequence[int], pixels: int) -> list[int]:
         """Choose the tiles of a batch that the CPU decodes as well.
 
         Parameters
@@ -53,17 +55,19 @@ class Verifier:
             Format of the tiles; each has its own budget of `TILES_A_SLIDE`.
         candidates : sequence of int
             Indices of the tiles that the GPU decodes.
+        pixels : int
+            Number of pixels in each tile.
         """
         with self._lock:
             left = self._left.get(kind, TILES_A_SLIDE)
-            chosen = list(candidates[: min(left, TILES_A_BATCH)])
-            self._left[kind] = left - len(chosen)
+            chosen = list(candidates[:TILES_A_BATCH]) if left > 0 else []
+            self._left[kind] = left - len(chosen) * _cost(pixels)
         return chosen
 
-    def return_samples(self, kind: str, count: int) -> None:
+    def return_samples(self, kind: str, count: int, pixels: int) -> None:
         """Credit the budget with tiles that were chosen but not compared."""
         with self._lock:
-            self._left[kind] = self._left.get(kind, TILES_A_SLIDE) + count
+            self._left[kind] = self._left.get(kind, TILES_A_SLIDE) + count * _cost(pixels)
 
     def agree(self, engine: str, pixels: Array, expected: Array) -> bool:
         """Return whether both results agree; log the first difference beyond the tolerance.
@@ -100,3 +104,8 @@ class Verifier:
             first, self.reason = self.reason is None, reason
         if first:
             logger.warning("'%s' is decoded on the CPU from now on because %s", self._path, reason)
+
+
+def _cost(pixels: int) -> int:
+    """Return how many tiles of the usual size a tile counts for."""
+    return max(1, pixels // USUAL_PIXELS)

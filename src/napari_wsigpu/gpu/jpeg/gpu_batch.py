@@ -144,6 +144,11 @@ class GpuBatch:
         self._synchronize()
         self._release()
 
+    @property
+    def _pixels(self) -> int:
+        """Number of pixels in each tile."""
+        return self._slots.tile.height * self._slots.tile.width
+
     def _synchronize(self) -> None:
         """Block until the device no longer uses the batch's memory, even after an error."""
         if self._stream_busy:
@@ -158,7 +163,7 @@ class GpuBatch:
         if self._prepared is not None:
             prepared, kind = self._prepared, self._prepared.kind
             prepared.set_targets(self._slots.addresses.tolist(), stream)
-            samples = self._decoder.verifier.samples(kind, self._on_gpu)
+            samples = self._decoder.verifier.samples(kind, self._on_gpu, self._pixels)
             self._samples = {
                 index: worker.decode_reference(self._batch[index]) for index in samples
             }
@@ -238,7 +243,8 @@ class GpuBatch:
                 sample.exception()  # wait: the thread reads the batch's bytes
         if self._prepared is not None:
             unused = len(self._samples) - self._compared
-            self._decoder.verifier.return_samples(self._prepared.kind, unused)
+            kind = self._prepared.kind
+            self._decoder.verifier.return_samples(kind, unused, self._pixels)
             self._decoder.worker.release_workspace(self._prepared.work)
         self._prepared = self._ready = None
         self._samples = {}
