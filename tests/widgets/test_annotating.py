@@ -360,6 +360,28 @@ def test_annotations_stay_above_a_slide_that_is_opened_again(viewer, dock, slide
     assert shapes.visible
 
 
+def test_new_images_lie_below_annotations(viewer, dock, slides, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "scores.h5"
+    corners = np.array([(x, y) for x in (0, 256, 512) for y in (0, 256, 512)])
+    with h5py.File(path, "w") as file:
+        file["coords"], file["attention_scores"] = corners, np.linspace(0, 1, len(corners))
+    slide = slides[1]
+    shapes = draw(viewer, dock)
+    points = draw(viewer, dock, (0.5, 0.5), (0.5, 0.5), "Point")
+    viewer.layers.selection.active = slide
+    [heatmap] = viewer.open(str(path), plugin=PLUGIN)
+    assert viewer.layers[-3:] == [heatmap, shapes, points]
+    overlay = viewer.add_image(np.zeros((9, 9)), scale=slide.scale, units=slide.units)
+    assert viewer.layers[-4:] == [heatmap, overlay, shapes, points]
+    drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))  # napari draws in the same order
+    overlay.visible = heatmap.visible = slide.visible = False
+    outline = np.argwhere(viewer.screenshot(flash=False)[..., 0] > 200)
+    overlay.visible = True
+    for y, x in outline[:: max(len(outline) // 20, 1)]:
+        assert viewer.screenshot(flash=False)[y, x, 0] > 200
+
+
 def test_classes_are_offered_on_every_slide(viewer, dock, slides):
     draw(viewer, dock)
     QTest.keyClicks(dock.own_class.native, "Mitosis")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import numpy as np
-from napari.layers import Labels, Points, Shapes
+from napari.layers import Image, Labels, Points, Shapes
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QMessageBox
@@ -39,7 +39,7 @@ from napari_wsigpu.viewer.napari_internals import (
     main_window,
     unwrapped,
 )
-from napari_wsigpu.viewer.view.arrangement import slides_of
+from napari_wsigpu.viewer.view.arrangement import lower_images, slides_of
 from napari_wsigpu.viewer.view.navigation import screen_pixels
 from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.notifications import show_info
@@ -225,8 +225,10 @@ class Annotator:
                     layer.events.edge_width()
 
     def _on_inserted(self, event: Event) -> None:
-        layer = event.value
+        layer, viewer = event.value, self._viewer()
         self._zoomed.start()
+        if isinstance(layer, Image) and viewer is not None and slides_of(viewer):
+            lower_images(viewer)
         if self._watch(layer):
             if len(layer.data):
                 self._touch_layer(layer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from napari.layers import Image
+
 from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, drawing_layer
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
@@ -84,6 +86,12 @@ def raise_annotations(viewer: Viewer, slides: Sequence[Slide]) -> None:
     paths = {slide.path for slide in slides}
     for layer in [each for each in viewer.layers if each.metadata.get(SLIDE) in paths]:
         viewer.layers.move(viewer.layers.index(layer), len(viewer.layers))
+
+
+def lower_images(viewer: Viewer) -> None:
+    """Move all images, such as slides and heat maps, below layers of other kinds."""
+    others = [index for index, each in enumerate(viewer.layers) if not isinstance(each, Image)]
+    viewer.layers.move_multiple(others, len(viewer.layers))
 
 
 def show_side_by_side(viewer: Viewer) -> None:
