@@ -11,7 +11,7 @@ from napari.layers import Labels, Layer, Points, Shapes
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import Annotation, label_image, open_slide, read_geojson, write_geojson
-from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
     MOST_SHAPES,
@@ -289,3 +289,11 @@ def test_reader_accepts_geojson_names():
     assert get_geojson_reader(["a.geojson", "B.GEOJSON"]) is not None
     assert get_geojson_reader(["a.geojson", "b.svs"]) is None
     assert get_geojson_reader("a.json") is None
+
+
+def test_refusals_of_the_writer_are_said(viewer, tmp_path):
+    viewer.open(sample_path(), plugin="napari-wsigpu")
+    shapes = viewer.add_shapes([SQUARE])
+    with pytest.raises(SlideError, match="is not a DICOM slide"):
+        shapes.save(str(tmp_path / "slide.dcm"), plugin="napari-wsigpu")
+    assert list(tmp_path.iterdir()) == []

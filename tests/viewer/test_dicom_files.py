@@ -14,9 +14,8 @@ from pydicom.sr.coding import Code
 from napari_wsigpu import open_slide
 from napari_wsigpu.annotations import read_dicom_annotations, read_dicom_segmentation
 from napari_wsigpu.annotations.dicom_segmentation import Segmentation
-from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.segmentation_layer import segmentation_layer
-from napari_wsigpu.viewer.contributions.geojson_files import write_annotations
 from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 from tests.annotations import test_dicom_report as reports
 from tests.annotations import test_dicom_segmentation as segmentations
@@ -44,8 +43,8 @@ def test_annotations_are_opened_and_saved(viewer, tmp_path):
     assert saved.annotated_property_type == Code("84640000", "SCT", "Nucleus")
     viewer.layers.clear()
     alone = viewer.add_shapes([np.eye(3, 2)], shape_type="polygon")
-    with pytest.raises(AnnotationError, match="belong to none"):
-        write_annotations(str(target), [alone.as_layer_data_tuple()])
+    with pytest.raises(SlideError, match="belong to none"):
+        alone.save(str(target), plugin="napari-wsigpu")
 
 
 def test_regions_of_reports_lie_on_the_slide(viewer, tmp_path):

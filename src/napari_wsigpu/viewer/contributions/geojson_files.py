@@ -16,7 +16,7 @@ from napari_wsigpu.annotations.dicom_report import REPORTS, read_dicom_report
 from napari_wsigpu.annotations.dicom_segmentation import SEGMENTATION, read_dicom_segmentation
 from napari_wsigpu.annotations.dicom_writer import write_dicom_annotations
 from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
-from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
     annotation_layers,
@@ -106,6 +106,15 @@ def write_annotations(path: str, layers: list[LayerData]) -> list[str]:
     SlideError
         If a layer could belong to several slides, or the file cannot be written.
     """
+    try:
+        _write(path, layers)
+    except SlideError as error:
+        # napari takes a ValueError to mean "this writer does not apply", and drops its message.
+        raise SlideError(str(error)) from error
+    return [path]
+
+
+def _write(path: str, layers: list[LayerData]) -> None:
     viewer = napari.current_viewer()
     found = []
     slides = set()
@@ -125,4 +134,3 @@ def write_annotations(path: str, layers: list[LayerData]) -> list[str]:
         write_dicom_annotations(path, found, slide, private=settings().show_private)
     else:
         write_geojson(path, found)
-    return [path]
