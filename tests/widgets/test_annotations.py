@@ -325,8 +325,9 @@ def test_to_qupath_and_back(viewer, dock, shapes, answer, tmp_path, settled):
     write_geojson(target, [*found, Annotation("points", (SQUARE,))])
     click(dock.load)
     settled()
-    assert dock.status.value == "'slide.geojson': 4 objects."
-    assert len(dock.rows) == 7  # points, too
+    assert dock.status.value == "'slide.geojson': 7 objects."
+    assert dock.summary.value.startswith("7 objects, ")  # points, too
+    assert len(dock.rows) == 7
     assert [type(each) for each in viewer.layers][1:] == [Shapes, Points]
 
 

@@ -25,6 +25,7 @@ from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
+    OBJECTS,
     SLIDE,
     annotation_layers,
     annotation_layers_of,
@@ -421,11 +422,13 @@ class Annotations(SlideDock):
 
     def _add(self, name: str, annotations: list[Annotation]) -> None:
         layers = annotation_layers(annotations, name.partition(".")[0], self.layer_of_slide())
+        count = 0  # as in the table, which lists each of several points
         for data, attributes, kind in layers:
             getattr(self.viewer, f"add_{kind}")(data, **attributes)
-        plural = "" if len(annotations) == 1 else "s"
+            count += len(attributes["metadata"].get(OBJECTS, data))
+        plural = "" if count == 1 else "s"
         many = f" {MANY}" if any(kind == "labels" for *_, kind in layers) else ""
-        self.status.say(f"'{name}': {len(annotations):,} object{plural}.{many}")
+        self.status.say(f"'{name}': {count:,} object{plural}.{many}")
 
     def _recover(self, *, show: bool = True) -> None:
         """Show or delete the annotations that an earlier session left unsaved."""
