@@ -472,13 +472,35 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, t
     qtbot.waitUntil(lambda: not kept.exists())
 
 
-def test_lost_annotations_are_announced(viewer, tmp_path):
+def lose(path, annotations):
+    """Leave annotations of a slide as another process does that crashes."""
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
-    path = str(sample_path())
-    assert recovery.save(path, [Annotation("points", (np.ones((1, 2)),))])
+    assert recovery.save(path, annotations)
     [kept] = recovery.folder().glob("*.geojson")
     kept.rename(kept.with_name(kept.name.replace(str(os.getpid()), dead.stdout.strip())))
+
+
+def test_lost_annotations_are_offered_in_a_small_window(viewer, dock, slide_is_open, qtbot):
+    viewer.window.resize(1089, 630)
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    path = str(sample_path())
+    lose(path, [Annotation("polygon", (square,)), Annotation("points", (square,))])
+    slide_is_open(path)
+    bar = dock.details.native.verticalScrollBar()
+    qtbot.waitUntil(lambda: bar.maximum() > 0)
+    bar.setValue(bar.maximum())
+    QTest.qWait(50)
+    assert dock.recover.native.visibleRegion().boundingRect() == dock.recover.native.rect()
+    press(dock.recover)
+    assert dock.status.value == "'Recovered': 5 objects."
+    assert dock.summary.value.startswith("5 objects, ")
+    assert not dock.lost.native.isVisible()
+
+
+def test_lost_annotations_are_announced(viewer, tmp_path):
+    path = str(sample_path())
+    lose(path, [Annotation("points", (np.ones((1, 2)),))])
     [layer] = viewer.open(path, plugin=PLUGIN)
     napari_wsigpu.wait(layer)
     [said] = [each.message for each in notification_manager.records if "Annotate" in each.message]

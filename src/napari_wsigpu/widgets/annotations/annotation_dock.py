@@ -161,7 +161,6 @@ class Annotations(SlideDock):
         )
         self.status = Text("Status")
         page = Panel(
-            self.lost,
             Heading("Draw"),
             flow(*self.tools.values()),
             Heading("Classes"),
@@ -179,6 +178,7 @@ class Annotations(SlideDock):
         )
         page.stretch(self.table)
         page.stretch()
+        self.append(self.lost)  # above the part that scrolls
         self.add_details(page, self.status)
 
         self.own_class.native.returnPressed.connect(self._set_own_class)
