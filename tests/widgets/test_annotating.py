@@ -233,7 +233,10 @@ def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch)
 
 def test_changes_are_undone_and_made_again(viewer, dock, slides):
     first, second = slides
+    steps = [dock.undo.native, dock.redo.native]
+    assert [each.isEnabled() for each in steps] == [False, False]
     shapes = draw(viewer, dock)
+    assert [each.isEnabled() for each in steps] == [True, False]
     drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
     before = [np.array(each) for each in shapes.data]
     shapes.selected_data = {0}
@@ -251,13 +254,15 @@ def test_changes_are_undone_and_made_again(viewer, dock, slides):
     assert classes(shapes) == ["", ""]
     np.testing.assert_allclose(shapes.edge_color[0], [1, 0, 0, 1], atol=0.01)
     show(viewer, first)
-    press(dock.undo)
-    assert dock.status.value == "There is nothing to undo."  # on this slide
+    assert [each.isEnabled() for each in steps] == [False, False]  # on this slide
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
     assert len(shapes.data) == 2
     show(viewer, second)
+    assert [each.isEnabled() for each in steps] == [True, True]
     press(dock.undo)
     press(dock.undo)
     assert len(shapes.data) == 0
+    assert [each.isEnabled() for each in steps] == [False, True]
     for count in (1, 2, 2, 1):
         press(dock.redo)
         assert len(shapes.data) == count

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import numpy as np
 from napari.layers import Image, Labels, Points, Shapes
+from napari.utils.events import EventEmitter
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QMessageBox
@@ -91,10 +92,16 @@ class Annotator:
     ----------
     viewer : Viewer
         The viewer.
+
+    Attributes
+    ----------
+    recorded : EventEmitter
+        Emitted when changes have become an undo step.
     """
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = ref(viewer)
+        self.recorded = EventEmitter(self, "recorded")
         self._histories: dict[str, History] = {}  # by the slide's path: it may be opened again
         self._touched: dict[int, AnnotationLayer] = {}
         self._settled = single_shot(self._record, SETTLED_MS)
@@ -136,16 +143,14 @@ class Annotator:
         """Return the history of the annotations of the slide with a path."""
         return self._histories.setdefault(path, History())
 
-    def undo(self, slide: Slide, *, again: bool = False) -> bool:
-        """Undo a slide's last change, or redo it if `again`; return False if there is none."""
+    def undo(self, slide: Slide, *, again: bool = False) -> None:
+        """Undo a slide's last change if there is one, or redo it if `again`."""
         self._record()
         viewer, history = self._viewer(), self.history(slide.path)
         move = history.redo if again else history.undo
-        done = viewer is not None and move(viewer.layers)
-        if done:
+        if viewer is not None and move(viewer.layers):
             self._keep_soon(slide)
             self.fit_outlines()
-        return done
 
     def saved(self, path: str) -> None:
         """Mark the annotations of the slide with a path as saved; delete their recovery file."""
@@ -300,6 +305,8 @@ class Annotator:
                 for slide in slides_of(viewer):
                     if slide.path == path:
                         self._keep_soon(slide)
+        if touched:
+            self.recorded()
 
     def _keep_soon(self, slide: Slide) -> None:
         self._unkept.add(slide)

@@ -71,6 +71,11 @@ class History:
         self.unsaved = False
 
     @property
+    def has_steps(self) -> tuple[bool, bool]:
+        """Whether there is a step to undo, and one to redo."""
+        return bool(self._done), bool(self._undone)
+
+    @property
     def is_empty(self) -> bool:
         """Whether the layers in the viewer hold no objects."""
         return not any(state and state.data for state in self._states.values())

@@ -186,6 +186,7 @@ class Annotations(SlideDock):
         self.listen(self.viewer.layers.events.inserted, self._reconnect)
         self.listen(self.viewer.layers.events.removed, self._reconnect)
         self.listen(self.viewer.layers.selection.events.active, self._on_objects)
+        self.listen(self.keeper.recorded, self._enable_undo)
         self.at_end.append(partial(_call_all, self._disconnects))
         self.follow()
 
@@ -263,8 +264,14 @@ class Annotations(SlideDock):
         self.nothing.visible = empty
         self.table.visible = self.summary.visible = not empty
         self.copy.enabled = self.save.enabled = not empty
+        self._enable_undo()
         self._offer_classes()
         self._on_objects()
+
+    def _enable_undo(self, event: Event | None = None) -> None:
+        if self.slide is not None:
+            history = self.keeper.history(self.slide.path)
+            self.undo.enabled, self.redo.enabled = history.has_steps
 
     def _offer_classes(self) -> None:
         others = [each for slide in self.slides() for each in self.layers(slide)]
@@ -384,9 +391,8 @@ class Annotations(SlideDock):
 
     def _undo(self, *, again: bool = False) -> None:
         if self.slide is not None:
-            done = self.keeper.undo(self.slide, again=again)
-            action = "redo" if again else "undo"
-            self.status.say("" if done else f"There is nothing to {action}.")
+            self.keeper.undo(self.slide, again=again)
+            self.status.say("")
             self._refresh()
 
     def _undo_by_key(self, *, again: bool = False) -> None:
