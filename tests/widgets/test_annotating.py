@@ -285,6 +285,29 @@ def test_a_slow_drag_of_an_object_is_one_step(viewer, dock, slides, tool):
     np.testing.assert_allclose(layer.data[0], after)
 
 
+def test_hints_and_problems_go_when_they_no_longer_apply(viewer, dock, slides):
+    press(dock.tools["Select"])
+    assert dock.status.value.startswith("Nothing has been drawn yet")
+    press(dock.export)
+    assert dock.status.value.startswith("There is nothing to export")
+    draw(viewer, dock)
+    for tool in ("Line", "Select"):
+        press(dock.tools[tool])
+        assert dock.status.value == f"{dock.tools[tool].tooltip}."
+    drag_and_wait(viewer, (0.5, 0.5), (0.5, 0.5))
+    assert dock.status.native.isVisible()  # the tool is still in use
+    viewer.layers.selection.active.mode = "pan_zoom"
+    assert not dock.status.native.isVisible()
+    press(dock.tools["Select"])
+    press(dock.copy)
+    viewer.layers.selection.active = slides[1]
+    assert dock.status.value == "Copied 1 row."  # which is still true
+    press(dock.save_labels)
+    assert dock.status.value.startswith("Select a labels layer")
+    press(dock.add_labels)
+    assert not dock.status.native.isVisible()
+
+
 def test_a_click_selects_objects_of_any_layer(viewer, dock, slides):
     shapes = draw(viewer, dock)
     points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")

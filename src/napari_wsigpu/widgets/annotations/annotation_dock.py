@@ -100,6 +100,7 @@ class Annotations(SlideDock):
         self._class = ""
         self._added: dict[str, str] = {}  # classes that the user chose, with their colors
         self._syncing = False
+        self._problem = ""
         creates_annotator = not has_annotator(napari_viewer)  # in a viewer without a window
         self.keeper = annotator_of(napari_viewer)
         if creates_annotator:
@@ -302,16 +303,26 @@ class Annotations(SlideDock):
         """Select the rows of the selected objects."""
         if self._syncing:
             return
+        if self.status.value == self._problem:
+            self.status.say("")
         active = self.active_layer()  # class changes and deletions apply to it only
         self.table.select([] if active is None else self.rows.rows_of(active, active.selected_data))
         self.summary.value = self.rows.summary(self.table.selection)
         self._mark_tool()
 
+    def _refuse(self, problem: str) -> None:
+        """Show a problem until objects, or the active layer, change."""
+        self._problem = problem
+        self.status.say(problem)
+
     def _mark_tool(self, event: Event | None = None) -> None:
         """Check the button of the active layer's mode, however it was chosen."""
         active = self.active_layer()
-        for name, (mode, _) in TOOLS.items():
-            self.tools[name].native.setChecked(active is not None and active.mode == mode)
+        for name, (mode, tip) in TOOLS.items():
+            is_current = active is not None and active.mode == mode
+            self.tools[name].native.setChecked(is_current)
+            if not is_current and self.status.value == f"{tip}.":
+                self.status.say("")
 
     def _on_rows(self) -> None:
         """Select the objects of the selected rows in their layer."""
@@ -348,12 +359,14 @@ class Annotations(SlideDock):
         target = active if isinstance(active, kind) else suitable[-1] if suitable else None
         if target is None and tool != SELECT:
             target = drawing_layer(self.viewer, layer, self.slide, points=kind is Points)
-        if target is not None:
+        if target is None:
+            self._refuse(NO_SHAPES)
+        else:
             self.draw_in(target, mode)
             if tool != SELECT:
                 target.selected_data = set()
                 classify(target, (), self._class, self._classes.get(self._class, NONE))
-        self.status.say(NO_SHAPES if target is None else f"{tip}.")
+            self.status.say(f"{tip}.")
         self._mark_tool()  # a click has toggled the button
 
     def set_class(self, name: str) -> None:
@@ -459,7 +472,7 @@ class Annotations(SlideDock):
         labels = [each for each in self.viewer.layers.selection if isinstance(each, Labels)]
         annotations = self.keeper.annotations(slide, labels)
         if not annotations:
-            self.status.say("There is nothing to export: draw shapes, or select a labels layer.")
+            self._refuse("There is nothing to export: draw shapes, or select a labels layer.")
             return
         kinds = f"{GEOJSON};;{DICOM}" if slide.vendor == "dicom" else GEOJSON
         path = self._ask_where("Export annotations", ".geojson", kinds)
@@ -482,7 +495,7 @@ class Annotations(SlideDock):
         try:
             labels = add_labels(self.viewer, layer, slide, self.level.value)
         except SlideError as error:
-            self.status.say(str(error))
+            self._refuse(str(error))
             return
         labels.mode = "paint"
 
@@ -492,7 +505,7 @@ class Annotations(SlideDock):
             return
         level = labels.metadata.get(LEVEL) if isinstance(labels, Labels) else None
         if level is None or labels.metadata.get(SLIDE) != slide.path:
-            self.status.say("Select a labels layer that you created for this slide with 'New'.")
+            self._refuse("Select a labels layer that you created for this slide with 'New'.")
             return
         path = self._ask_where("Save labels", " labels.zarr", ZARR)
         if path:
