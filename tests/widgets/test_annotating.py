@@ -213,6 +213,13 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     assert classes(shapes) == ["Tumor", "Stroma"]
     assert "Mitosis" in dock.chips
     np.testing.assert_allclose(points.face_color[0], [0, 1, 1, 1], atol=0.01)
+    assert not dock.own_class.value
+    assert not dock.classify.native.isEnabled()
+    QTest.keyClick(dock.own_class.native, Qt.Key_Return)
+    assert classes(points) == ["Mitosis"]
+    press(dock.unclassify)
+    assert classes(points) == [""]
+    np.testing.assert_allclose(points.face_color[0], [1, 0, 0, 1], atol=0.01)
 
 
 def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch):

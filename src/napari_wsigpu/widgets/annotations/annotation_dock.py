@@ -128,6 +128,11 @@ class Annotations(SlideDock):
         self.classify = button(
             "Set", "Assign this class to selected objects and to new ones", self._set_own_class
         )
+        self.unclassify = button(
+            "None",
+            "Remove the class of selected objects, and give new ones none",
+            partial(self.set_class, ""),
+        )
         self.rows = AnnotationTable()
         self.table = Table("Annotations", self.rows, self._on_rows, self._jump, self._edit)
         self.nothing = Text("Nothing", NO_SHAPES)
@@ -166,7 +171,7 @@ class Annotations(SlideDock):
             flow(*self.tools.values()),
             Heading("Classes"),
             self.chip_box,
-            row(self.own_class, self.classify),
+            row(self.own_class, self.classify, self.unclassify),
             Heading("Measure"),
             self.nothing,
             self.table,
@@ -183,6 +188,8 @@ class Annotations(SlideDock):
         self.add_details(page, self.status)
 
         self.own_class.native.returnPressed.connect(self._set_own_class)
+        self.own_class.native.textChanged.connect(self._enable_set)
+        self._enable_set("")
         self.jobs.slow.connect(self._on_slow)
         self.listen(self.viewer.layers.events.inserted, self._reconnect)
         self.listen(self.viewer.layers.events.removed, self._reconnect)
@@ -382,8 +389,14 @@ class Annotations(SlideDock):
             self._refresh()
         self._mark_class()
 
+    def _enable_set(self, name: str) -> None:
+        self.classify.enabled = bool(name.strip())
+
     def _set_own_class(self) -> None:
-        self.set_class(self.own_class.value.strip())
+        name = self.own_class.value.strip()
+        self.own_class.value = ""
+        if name:
+            self.set_class(name)
 
     def _use_key(self, key: int) -> None:
         names = list(self.chips)
