@@ -222,6 +222,13 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     np.testing.assert_allclose(points.face_color[0], [1, 0, 0, 1], atol=0.01)
 
 
+def test_new_chips_take_the_place_of_the_old_ones(viewer, dock, slides):
+    before = [chip.native.geometry() for chip in dock.chips.values()]
+    QTest.keyClicks(dock.own_class.native, "Mitosis")
+    press(dock.classify)
+    assert [chip.native.geometry() for chip in dock.chips.values()][:-1] == before
+
+
 def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch):
     shapes = draw(viewer, dock)
     shapes.selected_data = {0}

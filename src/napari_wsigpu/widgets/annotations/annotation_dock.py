@@ -288,7 +288,9 @@ class Annotations(SlideDock):
         if classes == self._classes:
             return
         self._classes = classes
+        layout = self.chip_box.native.layout()
         for chip in self.chips.values():
+            layout.removeWidget(chip.native)
             chip.native.deleteLater()
         self.chips = {}
         for number, (name, color) in enumerate(classes.items(), 1):
@@ -299,7 +301,7 @@ class Annotations(SlideDock):
             swatch.fill(QColor(color))
             chip.native.setIcon(QIcon(swatch))
             chip.native.setCheckable(True)
-            self.chip_box.native.layout().addWidget(chip.native)
+            layout.addWidget(chip.native)
         self._mark_class()
 
     def _mark_class(self) -> None:
