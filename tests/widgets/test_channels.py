@@ -114,6 +114,21 @@ def test_groups_are_shown_added_saved_and_opened(viewer, layer, dock, qtbot, mon
     click(dock.open)
     assert "holds no channel groups" in dock.note.value
     assert shown(layer) == (0, 1, 2)
+    check(dock, 0)
+    qtbot.waitUntil(lambda: shown(layer) == (1, 2))
+    assert not dock.note.native.isVisible()
+
+
+def test_buttons_need_visible_channels(layer, dock, qtbot):
+    buttons = [each.native for each in (dock.add, dock.auto, dock.split)]
+    assert all(each.isEnabled() for each in buttons)
+    click(dock.solo)
+    qtbot.waitUntil(lambda: shown(layer) == (0,))
+    check(dock, 0)
+    qtbot.waitUntil(lambda: shown(layer) == ())
+    assert not any(each.isEnabled() for each in buttons)
+    check(dock, 1)
+    qtbot.waitUntil(lambda: all(each.isEnabled() for each in buttons))
 
 
 def test_the_status_bar_states_the_values_of_visible_channels(layer):

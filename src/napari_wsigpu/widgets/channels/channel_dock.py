@@ -167,7 +167,6 @@ class Channels(SlideDock):
             return
         assert slide is not None
         assert self.layer is not None
-        self.note.say("")
         # A key changes the composite too. napari disconnects the method when the dock is deleted.
         self.layer.events.set_data.connect(self._on_drawn)
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
@@ -190,6 +189,9 @@ class Channels(SlideDock):
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
         self._filled = composite
+        self.note.say("")
+        for each in (self.add, self.auto, self.split):
+            each.enabled = bool(composite.visible)
         with self._filling():
             for row, style in enumerate(composite.channels):
                 item = self.list.native.item(row)
@@ -340,7 +342,6 @@ class Channels(SlideDock):
         except SlideError as error:
             self.note.say(str(error))
             return
-        self.note.say("")
         set_channel_groups(layer, groups)
         self._fill(composite)
         if groups:
@@ -360,6 +361,7 @@ class Channels(SlideDock):
         except SlideError as error:
             self.note.say(str(error))
         else:
+            self.note.say("")
             say_saved(path, None)
 
     def _invert(self, inverted: bool) -> None:
