@@ -175,12 +175,9 @@ class RegionExport(SlideDock):
             self.summary,
             self.notes,
             row(self.export, self.cancel),
-            self.progress,
-            self.status,
         )
         page.stretch()
-        self.add_details(page)
-        self.status.say("")
+        self.add_details(page, self.progress, self.status)
 
         self.source.changed.connect(self._choose_slide)
         for each in fields[1:]:
@@ -217,7 +214,7 @@ class RegionExport(SlideDock):
             with self.source.changed.blocked():
                 self.source.value = slide
             self.level.value = slide.pyramid[0].number
-            self.status.say("")
+        self.status.say("")
         self._update()
 
     def drop_slide(self, slide: Slide) -> None:
@@ -291,12 +288,6 @@ class RegionExport(SlideDock):
         if not isalive(self.native):
             return
         self._offer()
-        if self.slide is None or self.slide not in self.slides():
-            return
-        announced = announce(self.choices, self.viewer, self.slide)
-        self.summary.say(announced.size)
-        self.notes.say(announced.notes)
-        self.export.enabled = bool(announced.size) and not self._running
         for export in self._running:
             part, progress = export.done
             self.progress.value = round(FINE * part)
@@ -304,6 +295,12 @@ class RegionExport(SlideDock):
         self.cancel.enabled = self.progress.visible = bool(self._running)
         if self._running:
             self.timer.start()
+        if self.slide is None or self.slide not in self.slides():
+            return
+        announced = announce(self.choices, self.viewer, self.slide)
+        self.summary.say(announced.size)
+        self.notes.say(announced.notes)
+        self.export.enabled = bool(announced.size) and not self._running
 
     # Exports
 
