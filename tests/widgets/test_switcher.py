@@ -141,6 +141,8 @@ def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_c
     shapes = viewer.add_shapes()
     click(dock.side_by_side)
     assert f"'{shapes.name}' belongs to no slide" in dock.note.value
+    viewer.layers.remove(shapes)
+    assert not dock.note.visible
 
 
 def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):

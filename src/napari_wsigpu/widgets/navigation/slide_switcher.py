@@ -69,7 +69,6 @@ class SlideSwitcher(SlideDock):
             lambda: self._show(show_all),
         )
         self.note = Text("Note")
-        self.note.say("")
         inner = Panel(self.list, flow(self.side_by_side, self.all), self.note)
         inner.native.layout().addStretch()
         self.add_details(inner)
@@ -95,7 +94,7 @@ class SlideSwitcher(SlideDock):
                 self.list.native.addItem(item)
                 work, show = partial(overview_image, slide), partial(self._show_thumbnail, row)
                 self.jobs.start("Making thumbnails", slide, work, show, owner=self)
-            self.note.say("")
+        self.note.say("")
         if self.slide in slides:
             self.list.native.setCurrentRow(slides.index(self.slide))
         self.side_by_side.enabled = self.all.enabled = len(slides) > 1
