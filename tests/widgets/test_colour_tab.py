@@ -96,3 +96,20 @@ def test_a_damaged_profile_is_said_in_one_sentence(tab, slide_with, settled):
     assert "can't be converted to sRGB" in record.message
     assert "color=" not in record.message
     assert not tab.apply.value
+
+
+def test_a_failure_gives_way_to_the_profile(tab, slide_with, settled, monkeypatch):
+    def fail(*_, **__):
+        raise SlideError("The server is gone.")
+
+    tab.show_slide(slide_with(PROFILE))
+    settled()
+    with monkeypatch.context() as patch:
+        patch.setattr(Slide, "read_region", fail)
+        click(tab.apply)
+        settled()
+    assert tab.profile.value == "The server is gone."
+    click(tab.apply)
+    settled()
+    assert "sRGB" in tab.profile.value
+    assert tab.apply.value

@@ -95,6 +95,8 @@ class ColorPage(Panel):
 
     def _show_color(self, slide: Slide, color: Color, pixel: Array) -> None:
         slide.display_color = color
+        self._unread = True  # instead of an earlier failure
+        self.on_shown()
         self._check()
         self._recolored()
 
