@@ -86,7 +86,7 @@ def pinned_places() -> int:
 
 @pytest.fixture
 def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have tiles decoded in Python, as where the package was installed without a compiler."""
+    """Decode tiles without the native core, as if there had been no compiler at installation."""
     monkeypatch.setattr(native, "core", None)
 
 

@@ -75,6 +75,9 @@ def test_missing_core_is_logged_once(monkeypatch, caplog, available, switch, cou
     said = [record.getMessage() for record in caplog.records]
     assert (
         said
-        == ["Tiles are decoded in Python, which is slower, because no compiler is installed."]
+        == [
+            "imagecodecs decodes tiles in Python threads, which is slower, because no compiler is "
+            "installed."
+        ]
         * count
     )

@@ -1,6 +1,6 @@
-"""The native core: read tiles and decode parts of them without the interpreter.
+"""The native core, which reads tiles and decodes parts of them without holding the GIL.
 
-Without the core, the package works more slowly: imagecodecs decodes tiles in Python threads.
+Without the core, imagecodecs decodes tiles in Python threads, which is slower.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Core:
         file : int
             Descriptor of the file with the tiles.
         memory : int, optional
-            Base address of the tiles' offsets, if the tiles are in memory instead of `file`.
+            Address that the tiles' offsets are relative to, if the tiles are in memory and not in
+            `file`.
         cancel : int, optional
             Address of an int32; once it is nonzero, no further tile is decoded.
         threads : int
@@ -162,8 +163,8 @@ class Core:
         Returns
         -------
         int
-            Number of bytes read; `NEEDS_PLAN` if the caller must plan the read, or `CHANGED` if
-            the file no longer matches `version`.
+            Total encoded size of the tiles read; `NEEDS_PLAN` if the caller must plan the read, or
+            `CHANGED` if the file no longer matches `version`.
         """
         count: int = self._read_region(
             file,
@@ -256,11 +257,11 @@ def _is_off() -> bool:
 
 
 def _load() -> tuple[Core | None, str]:
-    """Return the core and its version of libjpeg-turbo, or None and why there is no core."""
+    """Return the core and its libjpeg-turbo version; if it can't be loaded, None and the reason."""
     if _is_off():
         return None, "WSIGPU_NATIVE is off"
     reason = "the package was installed without a C++ compiler or the libjpeg-turbo headers"
-    # In an editable install, the library is in site-packages and not with the sources.
+    # Some editable installs put the library in another folder of `__path__` than the sources.
     for folder in __path__:
         path = Path(folder) / FILE
         if path.is_file():
@@ -281,4 +282,6 @@ available = core is not None
 def warn_if_missing() -> None:
     """Log a warning, once per process, if the core is missing although it is not switched off."""
     if not available and not _is_off():
-        logger.warning("Tiles are decoded in Python, which is slower, because %s.", reason)
+        logger.warning(
+            "imagecodecs decodes tiles in Python threads, which is slower, because %s.", reason
+        )

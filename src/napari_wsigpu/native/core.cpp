@@ -1,4 +1,4 @@
-// Read tiles and decode only the parts that regions need, without the interpreter.
+// Read tiles and decode only the parts that regions need, without holding the GIL.
 
 #include "core.h"
 
@@ -196,7 +196,7 @@ int32_t warning_of(int code) {
 
 void on_message(j_common_ptr) {}  // libjpeg counts warnings; don't print them
 
-// When the data end early, libjpeg fills the rest with gray and only warns; treat this as an error.
+// When the data ends early, libjpeg fills the rest with gray and only warns; make this an error.
 void on_trace(j_common_ptr info, int level) {
     if (level >= 0) return;
     ++info->err->num_warnings;
@@ -599,7 +599,8 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
 }
 
 void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version) {
-    // Create the pool while the library is loaded, so that no thread can fork during its creation.
+    // Create the pool when the library is loaded, not in the first read: a fork by another thread
+    // while the static is being initialized would leave its guard locked in the child.
     Pool::shared();
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);

@@ -17,8 +17,9 @@ enum Codec : int32_t { RAW = 0, JPEG = 1 };
 // Color space of a JPEG; see `Encoding.jpeg_color`.
 enum Color : int32_t { GRAY = 0, STORED = 1, YCBCR = 2, AUTO = 3 };
 
-// Status of a tile. The caller retries a refused or damaged tile in Python, which either decodes it
-// or reports the reason. A tile that is HELD when the call starts is already decoded in `keep`.
+// Status of a tile. Unless the read was cancelled, the caller retries every failed tile in Python,
+// which either decodes it or reports the reason. A tile that is HELD when the call starts is
+// already decoded in `keep`.
 enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4, HELD = 5 };
 
 // Bits of `Tile.warnings`: kinds of warnings that libjpeg raised while it decoded the tile. Bytes
@@ -75,7 +76,7 @@ struct Level {
     int64_t rows, columns, height, width;
 };
 
-// File status when the slide was opened; -1 for unknown values.
+// File status when the slide was opened; `changed_ns` and `inode` are -1 if unknown.
 struct Version {
     int64_t size, modified_ns, changed_ns, inode;
 };
@@ -85,10 +86,11 @@ struct Version {
 // from `version`.
 enum : int64_t { NEEDS_PLAN = -1, CHANGED = -2 };
 
-// Read a small rectangle of a level in the calling thread. Returns the number of bytes read. Unless
-// `version` is null, the file is compared with it before and after the read: calling fstat from
-// Python would acquire the GIL two more times. `tiles` is null or has a record per tile, row by
-// row, in which the caller sets `keep` and, for a HELD tile, also `status` and the size.
+// Read a small rectangle of a level in the calling thread. Returns the total encoded size of the
+// tiles that were read. Unless `version` is null, as it must be on Windows, the file is compared
+// with it before and after the read: calling fstat from Python would acquire the GIL two more
+// times. `tiles` is null or has a record per tile, row by row, in which the caller sets `keep` and,
+// for a HELD tile, also `status` and the size.
 WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                                       const Level* level, int64_t left, int64_t top,
                                       int64_t width, int64_t height, uint8_t* target,
@@ -99,7 +101,7 @@ WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t
                                       uint8_t* target, int32_t threads);
 
 // A JPEG tile whose scan is copied to `place` in the target. The caller joins several scans into
-// one tall JPEG, so `marker` replaces the EOI of each.
+// one tall JPEG, so the code `marker` (RSTm, or EOI for a single tile) replaces that of each EOI.
 struct Scan {
     int64_t offset, length, place;
     int32_t marker, status;

@@ -9,9 +9,9 @@
 // Parses the segments of a JPEG (ITU-T T.81, annex B) and the restart markers in its scans.
 class JpegMarkers {
   public:
-    // Return the position after the EOI of the JPEG; -1 if it is damaged, see `damage`.
+    // Return the position after the JPEG's EOI. If it is damaged, set `damage` and return -1.
     int64_t end(const uint8_t* tables, int64_t tables_size, const uint8_t* data, int64_t size) {
-        // Ignore defects of the shared tables here: `check_scan` reports tables that are missing.
+        // Ignore errors in the shared tables here: `check_scan` reports missing tables.
         if (tables_size) read(tables, tables_size, true);
         damage = nullptr;
         interval_ = 0;

@@ -51,7 +51,7 @@ class Pool {
 
   private:
     enum { MOST = 256 };
-    // `openings` counts the helpers that may still start, `active` those that are at work.
+    // `openings` is the number of helpers that may still join, `active` the number running `work`.
     struct Job {
         const std::function<void()>& work;
         int openings, active;
