@@ -559,7 +559,7 @@ def test_wait_reports_errors(viewer, gate):
             napari_wsigpu.wait(other)
     gate.clear()
     look_at(viewer, layer, 2600, 3300, 1)
-    with pytest.raises(DisplayTimeoutError, match=r"within 0.1 s.*wait longer"):
+    with pytest.raises(DisplayTimeoutError, match=r"within 0.1 s.*increase the timeout"):
         napari_wsigpu.wait(layer, timeout=0.1)
     gate.set()
     napari_wsigpu.wait(layer)

@@ -98,7 +98,8 @@ class Internal:
             vars(unwrapped(owner)).pop(attribute, None)
 
 
-# The comment above each one states its purpose and, if there is one, a public replacement.
+# The comment above each entry states its purpose and, if there is one, a public replacement or the
+# change to napari or vispy that would make the entry unnecessary.
 
 LATE_VIEWS = "each new view is drawn one frame late"
 SLOW_SHAPES = "layers of thousands of shapes are drawn slowly"
@@ -241,8 +242,8 @@ SHAPES_VISUAL = Internal(
     "the first shape appears seconds late",
     lambda viewer: import_module("napari._vispy.visuals.shapes"),
 )
-# Draw layers of thousands of shapes instead of napari, using the triangles that napari computed.
-# Drop colors that napari leaves behind.
+# Replace napari's drawing of layers with thousands of shapes, using the triangles that napari
+# computed. Drop colors that napari leaves behind.
 SHAPES = Internal(
     "Shapes",
     ("_data_view", "_outline_shapes", "_highlight_color"),
@@ -265,7 +266,7 @@ INTERNALS = tuple(each for each in list(globals().values()) if isinstance(each, 
 
 
 def missing(viewer: Viewer) -> list[Internal]:
-    """Return the internals that this version of napari lacks; `Internal.find` gets the viewer."""
+    """Return the internals that this version of napari lacks; looks for owners in `viewer`."""
     lacking = []
     for internal in INTERNALS:
         try:
@@ -325,7 +326,7 @@ def forget_window_settings(window: QMainWindow) -> None:
 
 
 def toasts(window: QMainWindow | None = None) -> list[NapariQtNotification]:
-    """Return the notifications of one window or of all; none if this version hides them."""
+    """Return the notifications of one window or of all; none if napari does not expose them."""
     with suppress(AttributeError, ImportError):
         toast_class = NOTIFICATIONS.find(None)
         # napari also lists notifications that were deleted with their window.
@@ -365,7 +366,7 @@ def layer_visual(viewer: Viewer, layer: Layer) -> VispyBaseLayer:
     Raises
     ------
     AttributeError, KeyError
-        If it does not exist, or this version of napari hides it.
+        If it does not exist, or this version of napari does not expose it.
     """
     return qt_viewer(viewer).canvas.layer_to_visual[layer]
 
@@ -444,7 +445,7 @@ def coarsest_pixels(layer: Image, levels: Sequence[LevelArray], *, renew: bool) 
 
 
 def is_being_drawn(layer: Layer) -> bool:
-    """Whether the user is drawing a shape in a layer; False if this version of napari hides it."""
+    """Whether the user is drawing a shape in a layer; False if napari does not expose this."""
     with suppress(AttributeError):
         return bool(SHAPE_DRAWING.get(layer))
     return False
@@ -457,7 +458,7 @@ def finish_drawing(layer: Shapes) -> None:
 
 
 def drop_leftovers(layer: Shapes) -> None:
-    """Drop classes and colors of outlines without area, which napari removes without them."""
+    """Drop the features and colors that napari keeps when it removes an outline without area."""
     count = len(layer.data)
     if len(layer.features) > count:
         layer.features = layer.features[:count]

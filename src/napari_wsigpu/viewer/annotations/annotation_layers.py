@@ -289,8 +289,8 @@ def _is_free(layer: Layer) -> bool:
 def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | None:
     """Return a layer of the slide that annotations belong to; None if no slide is open.
 
-    This is the slide in the annotations' metadata, else the slide of the active layer, also of
-    annotations and heat maps, else the only visible slide, else the only one.
+    This is the slide in the annotations' metadata, else the slide of the active layer (which may
+    hold annotations or a heat map), else the only visible slide, else the only one.
 
     Raises
     ------

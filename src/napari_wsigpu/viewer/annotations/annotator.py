@@ -140,7 +140,7 @@ class Annotator:
             _annotators.pop(viewer, None)
 
     def history(self, path: str) -> History:
-        """Return the history of the annotations of the slide with a path."""
+        """Return the history of the annotations of the slide at `path`."""
         return self._histories.setdefault(path, History())
 
     def undo(self, slide: Slide, *, again: bool = False) -> None:
@@ -153,7 +153,7 @@ class Annotator:
             self.fit_outlines()
 
     def saved(self, path: str) -> None:
-        """Mark the annotations of the slide with a path as saved; delete their recovery file."""
+        """Mark the annotations of the slide at `path` as saved; delete their recovery file."""
         self.history(path).unsaved = False
         self._unkept = {slide for slide in self._unkept if slide.path != path}
         self._versions[path] += 1
@@ -442,7 +442,7 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
         path.append(event.pos)
         yield
     path.append(event.pos)
-    # napari drops moves that arrive while it is busy, and would leave the shape of the last one.
+    # napari drops moves that arrive while it is busy, so the shape would end too early.
     mouse_move_callbacks(layer, _LastMove(event.__wrapped__))
     is_outline = mode == "add_polygon_lasso"
     points = np.array(path if is_outline else [path[0], path[-1]], float)

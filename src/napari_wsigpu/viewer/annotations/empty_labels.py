@@ -23,7 +23,7 @@ MOST = 1 << 29  # pixels
 
 
 def best_level(slide: Slide) -> int:
-    """Return the number of the finest level with at most `COMFORTABLE` pixels."""
+    """Return the number of the finest level with at most `COMFORTABLE` pixels, or the coarsest."""
     fits = [level for level in slide.pyramid if _pixels(level.layout) <= COMFORTABLE]
     return (fits or [slide.pyramid[-1]])[0].number
 

@@ -72,7 +72,11 @@ def summarize_content(folder: Path) -> str:
     if not items:
         return "it is empty"
     kinds = Counter(
-        "folders" if item.is_dir() else item.suffix.lower() or "files without a suffix"
+        "folders"
+        if item.is_dir()
+        else f"{item.suffix.lower()} files"
+        if item.suffix
+        else "files without a suffix"
         for item in items
     )
     parts = [f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS)]

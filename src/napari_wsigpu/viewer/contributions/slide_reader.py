@@ -174,7 +174,7 @@ def _is_plain_folder(path: str) -> bool:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether this plugin opens a path that the user chose; it opens any supported image."""
+    """Whether this plugin opens a path that the user chose: any supported image."""
     try:
         remote = is_url(path)
         if not remote and _is_plain_folder(path):

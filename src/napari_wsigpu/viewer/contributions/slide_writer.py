@@ -83,7 +83,7 @@ def _write(slide: Slide, path: str, selected: int) -> list[str]:
         bar.total = total
         bar.update(done - bar.n)
 
-    # Other formats hold only one plane: save the plane that is shown.
+    # Only these formats hold stacks; in others, save the plane that is shown.
     holds_stacks = kind_of(Path(path)) in ("ome-tiff", "ome-zarr")
     plane = {} if holds_stacks else _shown_plane(slide)
     with bar:

@@ -1,4 +1,4 @@
-"""Commands that change a viewer's view; `napari.yaml` gives them keys."""
+"""Commands that change a viewer's view; `napari.yaml` binds them to keys."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from napari.utils.events import Event
 
-# Longest wait for tiles in one frame, and only if they are expected to make the frame exact.
+# Longest wait for tiles in one frame. A frame waits only if all of them are expected in this time.
 PATIENCE_SECONDS = 0.012
 # The GPU decodes several times slower while it draws, so a coarse frame costs more than waiting.
 DEVICE_PATIENCE_SECONDS = 0.03

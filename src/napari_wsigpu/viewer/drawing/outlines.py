@@ -238,7 +238,7 @@ _OutlinesNode = create_visual_node(_OutlinesVisual)
 
 
 class OutlineDrawing:
-    """Draws a shapes layer instead of napari, while it has at least `LEAST` shapes.
+    """Replaces napari's drawing of a shapes layer while it has at least `LEAST` shapes.
 
     The layer holds a reference to this object; other objects should only hold weak references.
 
@@ -281,7 +281,7 @@ class OutlineDrawing:
 
     @property
     def is_active(self) -> bool:
-        """Whether this object currently draws the layer instead of napari."""
+        """Whether this object currently replaces napari's drawing."""
         return bool(self._layer.ndim == 2 and self._layer.nshapes >= LEAST)
 
     def _on_data(self, event: Event | None = None) -> None:

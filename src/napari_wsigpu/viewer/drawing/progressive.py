@@ -1,7 +1,7 @@
 """Layers that are drawn before all tiles are decoded, and refreshed as more arrive.
 
 `ProgressiveDisplay` replaces the slicing methods of one layer; `napari_internals` lists the private
-parts of napari that it needs. Without them, napari blocks until exact levels are read.
+parts of napari that it needs. Without them, napari blocks until all tiles of a view are decoded.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class ProgressiveDisplay:
         self._volume: VolumeLoader | None = None
         self._position: Position = ()
         self._view: View | None = None
-        # The picture's tiles have this appearance; before there is one, napari's copy of the
-        # coarsest level has it.
+        # Appearance of the picture's tiles; before the first picture, that of napari's copy of the
+        # coarsest level.
         self._appearance = _appearance(layer)
         self.waits = False
         self._warned = False
@@ -240,7 +240,7 @@ class ProgressiveDisplay:
             self._wake()
 
     def _wake(self) -> None:
-        """Notify the main thread, unless it has not handled the last notification yet."""
+        """Notify the main thread, unless a notification is already pending."""
         if not self._woken.is_set():
             self._woken.set()
             with suppress(RuntimeError):  # at exit, Qt deletes its part of the object first
@@ -596,7 +596,7 @@ class ProgressiveDisplay:
         self._pause_ms = FIRST_PAUSE_MS
 
     def _on_failed(self) -> None:
-        """Schedule a retry; the pause doubles until a tile arrives."""
+        """Draw on the host if the device failed; else retry after a pause that doubles."""
         if isinstance(self._picture, DevicePicture) and self._texture.refusal is not None:
             self.exact = False  # the texture's content may be lost with the device
             self._refresh_timer.start(0)
@@ -668,7 +668,7 @@ def _is_device_error(error: Exception) -> bool:
 
 
 def _appearance(layer: Layer) -> tuple[Color, int]:
-    """Return the color and the clearing count that identify a layer's current tiles."""
+    """Return the color and the number of cache clearings, which identify a layer's tiles."""
     slide = image_of(layer)
     assert slide is not None
     return shown_color(slide, layer.data[0]), slide.displayed.clearings

@@ -49,7 +49,8 @@ class LayerTexture:
     layer : Layer
         A layer that shows a slide.
     refused : callable
-        Called when pixels on the device are lost, perhaps while the canvas is drawn.
+        Called when the device fails and the layer must be sliced again on the host. Any thread may
+        call it, also while the canvas is drawn.
 
     Attributes
     ----------
@@ -95,7 +96,7 @@ class LayerTexture:
     def _attach(self) -> None:
         viewer, layer = self._viewer(), self._layer()
         if viewer is None or layer is None:
-            raise KeyError("the viewer")
+            raise KeyError("the viewer or its layer was closed")
         node = internals.image_node(viewer, layer)
         self._node = ref(node)
         internals.IMAGE_NODE.override(node, "set_data", self._set_data)
@@ -265,7 +266,7 @@ def probe() -> dict[str, str]:
     surface, context = QOffscreenSurface(), QOpenGLContext()
     surface.create()
     if not (context.create() and context.makeCurrent(surface)):
-        return {"reason": f"OpenGL does not start on '{application.platformName()}'"}
+        return {"reason": f"no OpenGL context on Qt's platform '{application.platformName()}'"}
     found = {"version": GL.glGetString(GL.GL_RENDERER).decode(errors="replace")}
     try:
         CudaDevice(0).share_buffer(_new_buffer(SMALLEST_BUFFER), SMALLEST_BUFFER).close()

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 # painted on.
 MOST_IN_MEMORY = 64 << 20
 TRANSPARENT = "#00000000"
-# Color of labels without a color in the file, if napari can only look up colors by label.
+# Color of labels without a color in the file, if a `DirectLabelColormap` is needed.
 UNNAMED = "#808080"
-# Number of colors in napari's palette, and of its repetitions in a color texture of 16 bits.
+# Number of colors in napari's palette, and how often it repeats within 16-bit indices.
 PALETTE, REPEATS = 49, 1337
 
 

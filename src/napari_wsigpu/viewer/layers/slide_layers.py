@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Planes with more pixels than this are not read just to compute contrast limits.
 QUICK_PIXELS = 1 << 24
-# napari draws this many layers quickly; a composite of more is one layer.
+# Slides with more channels than this become one composite layer, which napari draws faster.
 MOST_SEPARATE = 4
 RGB_TYPES = (np.uint8, np.uint16, np.float32)
 RGB_CHANNELS = (
@@ -294,7 +294,7 @@ def _sampled_planes(slide: Slide) -> list[tuple[int, ...]]:
 def _colormap(slide: Slide, color: str | None, *, several: bool) -> str:
     if color is not None and color != WHITE:
         return NAMES.get(color, color)
-    # Layers of several channels are added up, which inverted ones would all turn white.
+    # Channel layers are blended additively; inverted colormaps would add up to white.
     inverted = slide.layout.levels[0].encoding.white_is_zero and not several
     return "gray_r" if inverted else "gray"
 

@@ -42,7 +42,7 @@ def wait(layer: Layer, timeout: float) -> None:
         if time.monotonic() >= end:
             raise DisplayTimeoutError(
                 f"'{name}' was not drawn exactly within {timeout:g} s; "
-                "wait longer, or look at a smaller region."
+                "increase the timeout, or show a smaller region."
             )
         QApplication.processEvents()
         time.sleep(PAUSE_SECONDS)

@@ -25,7 +25,7 @@ SHARE = 4  # a dock takes at most 1/4 of the window's width
 
 
 def open_inspector(viewer: Viewer) -> bool:
-    """Open the inspector if the settings enable it and napari knows it; return whether it is open.
+    """Open the inspector if the settings and the plugin are enabled; return whether it is open.
 
     In a narrow window, it becomes a tab next to napari's own docks.
     """

@@ -37,7 +37,7 @@ MARK_MS = 50  # after the last movement
 
 
 def add_magnification_bar(viewer: Viewer) -> None:
-    """Add a bar to a viewer's canvas, unless this version of napari hides its canvas."""
+    """Add a bar to a viewer's canvas, unless napari does not expose it."""
     with suppress(AttributeError):
         MagnificationBar(viewer, qt_viewer(viewer).canvas.native)
 

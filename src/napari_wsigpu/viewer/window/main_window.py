@@ -23,7 +23,7 @@ SHOWING_MS = 200  # until a new window has its final size
 
 
 def dock_of_layers(window: QMainWindow) -> QDockWidget | None:
-    """Return one of napari's docks for layers; None if all are hidden or float."""
+    """Return one of napari's docks for layers; None if all are hidden or floating."""
     docks = [window.findChild(QDockWidget, name) for name in LAYER_DOCKS]
     shown = (dock for dock in docks if dock and not dock.isHidden() and not dock.isFloating())
     return next(shown, None)
@@ -59,7 +59,8 @@ def close_unsaved(viewer: Viewer) -> None:
 def keep_toasts_on_canvas(window: QWidget) -> None:
     """Move notifications into the canvas, and shrink notifications that are wider than it.
 
-    napari makes them 400 pixels wide, and does not move them when the canvas is resized.
+    napari makes them 400 pixels wide. It moves them when the canvas is resized, but an animation
+    that is still running then ends at the old position.
     """
     for toast in toasts(window):
         room = toast.parentWidget().width() - 2 * TOAST_MARGIN
@@ -77,8 +78,8 @@ def keep_toasts_on_canvas(window: QWidget) -> None:
 def let_toasts_end(event: object = None) -> None:
     """Let notifications fade if they appeared while no window was active; keep them on canvases.
 
-    napari sets no interval for their timers. Once a window is active, the timers fire
-    continuously, which occupies a core, but close nothing.
+    napari sets no interval for their timers. When the mouse leaves such a notification, or a newer
+    one is closed, its timer fires continuously, which occupies a core but closes nothing.
     """
     for window in {toast.window() for toast in toasts()}:
         keep_toasts_on_canvas(window)
@@ -135,8 +136,8 @@ class _Showing(QObject):  # type: ignore[misc]
 def fit_to(viewer: Viewer, layers: Sequence[Layer]) -> None:
     """Fit layers to the canvas, or the viewer's whole content if napari cannot fit only these.
 
-    napari 0.9.0 cannot fit single layers, and no version can fit two-dimensional layers next to a
-    stack.
+    napari 0.9.0 cannot fit individual layers, and no version can fit two-dimensional layers next to
+    a stack.
     """
     has_all_axes = max(layer.ndim for layer in layers) == viewer.dims.ndim
     if has_all_axes and "layers" in signature(viewer.fit_to_view).parameters:

@@ -12,7 +12,7 @@ class _Notification(Notification):  # type: ignore[misc]
 
     @property
     def source(self) -> str:
-        """Name of this plugin in napari's menus."""
+        """Package name of this plugin."""
         return PLUGIN
 
 

@@ -1,4 +1,4 @@
-"""Registration of the keys in `napari.yaml`, which napari itself does not read."""
+"""Registration of the key bindings in `napari.yaml`, which napari ignores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def register_keys() -> None:
-    """List this plugin's commands with keys in napari's Preferences, and bind their keys.
+    """Bind the keys of this plugin's commands, and list them in napari's Preferences.
 
     Keys that the user chose in the Preferences take precedence. Calling this again changes nothing.
     """
