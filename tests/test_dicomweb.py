@@ -375,8 +375,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("code", "kind", "match"),
         [
-            (401, SlidePermissionError, "no permission"),
-            (403, SlidePermissionError, "no permission"),
+            (401, SlidePermissionError, "permission to read"),
+            (403, SlidePermissionError, "permission to read"),
             (404, SlideNotFoundError, "no file"),
             (500, SlideReadError, "internal error"),
             (503, SlideReadError, "too busy"),

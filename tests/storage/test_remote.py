@@ -288,8 +288,8 @@ class TestTroubles:
             (status(500), SlideReadError, "internal error"),
             (status(418), SlideReadError, "can't be read from its server"),
             (status(404), SlideNotFoundError, "There is no file at"),
-            (status(403), SlidePermissionError, "no permission"),
-            (status(401), SlidePermissionError, "no permission"),
+            (status(403), SlidePermissionError, "permission to read"),
+            (status(401), SlidePermissionError, "permission to read"),
             (status(301), SlideReadError, "configured region"),
         ],
     )
@@ -402,7 +402,7 @@ class TestTroubles:
         context.load_cert_chain(certificate, key)
         server = RangeServer(folder)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        with server, pytest.raises(SlideReadError, match="is not valid; ask") as caught:
+        with server, pytest.raises(SlideReadError, match="invalid certificate; contact") as caught:
             RemoteSource.connect(f"https://localhost:{server.server_port}/x.svs{SECRETS}")
         check_sentence(caught.value, f"https://localhost:{server.server_port}/x.svs")
 

@@ -215,7 +215,7 @@ def test_encrypted_entries_are_refused(path):
 
 def test_long_index_is_refused(path, monkeypatch):
     monkeypatch.setattr(limits, "header_bytes", 8000)
-    with pytest.raises(UnsupportedSlideError, match="The index of"):
+    with pytest.raises(UnsupportedSlideError, match="The central directory of"):
         describe(path)
 
 

@@ -10,7 +10,7 @@ SMALL = 1 << 20
 
 
 class BoundedReader(io.BufferedReader):
-    """Reader that never allocates more memory than the file has bytes.
+    """Reader that limits large reads to the bytes left in the file.
 
     `io.BufferedReader` allocates the requested size before it reads anything.
     """

@@ -143,7 +143,7 @@ class PictureMemory:
         self._size = 0
 
     def prepare(self, size: int) -> None:
-        """Allocate memory for three pictures of `size` bytes: one drawn, one shown and the next.
+        """Allocate memory for three pictures of `size` bytes: one shown, one being drawn, one free.
 
         Pictures larger than `LARGEST_PREPARED` bytes are allocated only when they are drawn.
         """

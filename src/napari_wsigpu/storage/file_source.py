@@ -50,7 +50,7 @@ class JoinedRanges(NamedTuple):
     Attributes
     ----------
     size : int
-        Bytes of the buffer.
+        Size of the buffer in bytes.
     ranges : ndarray of RANGE
         The merged reads that fill it.
     starts, lengths : ndarray of int64, shape (ranges,)
@@ -182,7 +182,7 @@ class FileSource:
                 address = np.frombuffer(view, np.uint8).ctypes.data
                 if core.read_ranges(file.fileno(), joined.ranges, address, READ_THREADS):
                     return
-            # The core reports only that a read failed; a second read here raises an exact error.
+            # The core reports only that a read failed; reading again here raises the precise error.
             for offset, position, size in joined.runs:
                 self.read_into(file, view[position : position + size], offset)
 
@@ -217,7 +217,7 @@ class FileSource:
         return DeferredReads(read, leave, offsets.tolist(), lengths.tolist())
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return a function that reads each (offset, length); see `FillingSource.fills`."""
+        """Return one function per (offset, length), which reads it; see `FillingSource.fills`."""
         return [partial(self._fill, offset, length) for offset, length in ranges]
 
     def join(self, offsets: Integers, lengths: Integers, page: int = 1) -> JoinedRanges:
@@ -242,8 +242,8 @@ class FileSource:
         ----------
         function : callable
             Takes the file descriptor, the address of the `VERSION` record to compare the file with
-            (None if Python has compared it), and `arguments`. Returns a number of bytes, or
-            `CHANGED`.
+            (None if Python has compared it), and `arguments`. Returns a number of bytes, or a
+            negative code: `CHANGED` if the file differs from the record.
 
         Returns
         -------
@@ -299,14 +299,14 @@ class FileSource:
         return length
 
     def release(self) -> None:
-        """Close the file once no thread reads it; the next read opens it again."""
+        """Close the file once no thread is reading it; the next read reopens it."""
         with self._readers.exclusive():
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def close(self) -> None:
-        """Refuse new reads, and close the file once no thread reads it."""
+        """Refuse new reads, and close the file once no thread is reading it."""
         self._readers.closed = True
         self.release()
 

@@ -23,7 +23,7 @@ class FilesSource(ConcatenatedSource[FileSource]):
     Parameters
     ----------
     files : sequence of SlideFile
-        The files, in the order of their bytes.
+        The files, in the order in which they are concatenated.
     """
 
     def __init__(self, files: Sequence[SlideFile]) -> None:
@@ -61,7 +61,7 @@ class FilesSource(ConcatenatedSource[FileSource]):
         return True
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return a function that reads each (offset, length); see `FillingSource.fills`."""
+        """Return one function per (offset, length), which reads it; see `FillingSource.fills`."""
         owners = np.searchsorted(self._starts, [offset for offset, _ in ranges], "right") - 1
         starts = self._starts[owners].tolist()
         return [

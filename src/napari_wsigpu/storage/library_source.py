@@ -154,20 +154,20 @@ class LibrarySource(DecodedSource):
         return views
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return a function that decodes each whole tile; see `FillingSource.fills`."""
+        """Return one function per tile, which decodes the whole tile; see `FillingSource.fills`."""
         self._check()
         tiles = [self._tile_at(offset) for offset, _ in ranges]
         return [partial(self._fill, tile) for tile in tiles if tile is not None]
 
     def release(self) -> None:
-        """Close the slide once no thread reads it; the next read opens it again."""
+        """Close the slide once no thread is reading it; the next read reopens it."""
         with self._readers.exclusive():
             library, self._library = self._library, None
         if library is not None:
             library.close()
 
     def close(self) -> None:
-        """Refuse new reads, and close the slide once no thread reads it."""
+        """Refuse new reads, and close the slide once no thread is reading it."""
         self._readers.closed = True
         self.release()
 

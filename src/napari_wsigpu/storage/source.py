@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Buffer = bytearray | memoryview
     NewBuffer = Callable[[int], Buffer]
 
-# Distance between the virtual offsets of two channels, and how many channels fit into 64 bits.
+# Distance between the virtual offsets of consecutive channels, and a bound on the number of
+# channels (exclusive), so that all virtual offsets fit in an int64.
 CHANNEL_STEP, MOST_CHANNELS = 1 << 52, 1 << 10
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
@@ -138,7 +139,7 @@ Source = TypeVar("Source", bound=ByteSource)
 
 @runtime_checkable
 class FillingSource(ByteSource, Protocol):
-    """A source that can read uncompressed tiles straight into the memory of the caller."""
+    """A source that can read uncompressed tiles directly into the caller's memory."""
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return one function for each (offset, length), in order, that reads it when called.
@@ -146,8 +147,8 @@ class FillingSource(ByteSource, Protocol):
         Returns
         -------
         list of callable
-            Each takes a view, reads into it in any thread, and returns the number of bytes, at
-            most the length; fewer at the end of the source. It raises `SlideError` if the source
+            Each reads into a view and returns the number of bytes read: at most the length, fewer
+            at the end of the source. Any thread may call it. It raises `SlideError` if the source
             can't be read, and ValueError if only this range can't.
 
         Raises
@@ -159,7 +160,7 @@ class FillingSource(ByteSource, Protocol):
 
 @runtime_checkable
 class ScanSource(Protocol):
-    """A source that can join JPEG tiles while it reads them."""
+    """A source that can read JPEG tiles without their common header, so that they can be joined."""
 
     def read_scans(self, scans: Array, header: bytes, buffer: memoryview) -> bool:
         """Read the scans of JPEG tiles that share a header; see `native.Core.read_scans`.
@@ -214,8 +215,8 @@ class DecodedSource(ViewSource):
     """Base class of sources that decode tiles themselves.
 
     Offsets are virtual, as if the decoded tiles of each image followed one another row by row, and
-    each image followed the previous one. Far beyond them, the tiles repeat once per channel: with
-    the offsets of `image_of_channel`, a tile has the pixels of that channel only.
+    each image followed the previous one. From `CHANNEL_STEP` on, the offsets repeat once per
+    channel: a tile at an offset from `image_of_channel` contains the pixels of that channel only.
 
     Parameters
     ----------

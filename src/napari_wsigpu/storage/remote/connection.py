@@ -264,7 +264,7 @@ class Connection:
         *,
         is_exact: bool,
     ) -> memoryview | None:
-        """Receive `length` bytes; return None if the server sends more, or fewer if `is_exact`.
+        """Receive at most `length` bytes, exactly that many if `is_exact`; return None otherwise.
 
         Raises
         ------
@@ -306,7 +306,7 @@ def _version(meta: ObjectMeta) -> str:
 
 
 def _check_process(name: str) -> None:
-    """Refuse to read in a fork of a process that has used obstore: the read would never end."""
+    """Refuse to read in a fork of a process that has read remote slides: the read would hang."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
@@ -364,12 +364,12 @@ def _login(url: str) -> dict[str, str]:
 async def _first_result(
     store: Store, request: RangeRequest
 ) -> asyncio.Future[GetResult | HttpResponse]:
-    """Request a range, again after half the time limit in case the connection was lost.
+    """Request a range; repeat it after half the time limit, in case the connection was lost.
 
     Returns
     -------
     Future
-        The first of the two requests that is done.
+        The first of the two requests to finish.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class DicomWebSource(BlockSource):
     remote : RemoteFile
         The series, with `parts` and `frame_bytes`.
     files : sequence of SlideFile
-        The instances; the size of each is the total of what its frames reserve.
+        The instances; the size of each is the sum of the ranges that its frames reserve.
     connection : Connection, optional
         A connection to the URL of the series, which this source then owns.
     """

@@ -2,7 +2,7 @@
 
 obstore would send the whole URL, including its query, to the target of a redirect in the `Referer`
 header, and follow redirects to any address; no option changes this. This module therefore uses
-aiohttp, sends no such header, and follows no redirect to this machine or its network segment.
+aiohttp, sends no such header, and blocks redirects to loopback and link-local addresses.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class HttpStore:
         Raises
         ------
         OSError
-            If the server refuses; the text contains a mark that `refusal.server_error` recognizes.
+            If the request fails; the message has a marker that `refusal.server_error` recognizes.
         """
         import aiohttp
 
@@ -165,7 +165,7 @@ class HttpStore:
         Raises
         ------
         OSError
-            If the host is the target of a redirect into this machine or its network segment.
+            If a redirect leads to a loopback or link-local address that is not allowed.
         """
         if host == urlsplit(self._url).hostname:
             self._trusts_local |= is_local_address(address)
@@ -334,7 +334,7 @@ def _below(url: str, key: str) -> str:
 
 
 def is_local_name(host: str) -> bool:
-    """Return whether a host's name shows that it is this machine or in its network segment."""
+    """Return whether a host is `localhost`, or a local IP address as in `is_local_address`."""
     name = host.rstrip(".").lower()
     return name == "localhost" or name.endswith(".localhost") or is_local_address(name)
 
@@ -373,7 +373,7 @@ def _plain(url: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the mark in `refusal.BY_MARK` that stands for an error."""
+    """Return the marker of an error in `refusal.BY_MARK`."""
     import aiohttp
 
     cause = getattr(error, "os_error", None)

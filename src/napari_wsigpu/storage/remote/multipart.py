@@ -62,7 +62,7 @@ def parts_of(response: Response, name: str) -> list[Part]:
 def other_content(name: str, media_type: str) -> UnsupportedSlideError:
     """Return the error for a response of another media type, such as a login page."""
     return UnsupportedSlideError(
-        f"The server of '{name}' sent {media_type.partition(';')[0][:64] or 'unnamed data'} "
+        f"The server of '{name}' sent {media_type.partition(';')[0][:64] or 'untyped data'} "
         "instead of a slide; check that this is the URL of a series on a DICOMweb server, and that "
         "you have access."
     )

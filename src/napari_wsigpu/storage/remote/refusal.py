@@ -18,8 +18,8 @@ from napari_wsigpu.model.errors import (
 
 DISCONNECTED = "The server of '{}' keeps closing the connection; try again later."
 FORBIDDEN = (
-    "You have no permission to read '{}', or the link has expired; check your credentials, or ask "
-    "the owner for access."
+    "You don't have permission to read '{}', or the link has expired; check your credentials, or "
+    "ask the owner for access."
 )
 MISSING = "There is no file at '{}'; check the URL."
 BUSY = "The server of '{}' is too busy; try again later."
@@ -55,7 +55,8 @@ BY_STATUS = {
     502: FAILS,
     504: FAILS,
 }
-# Sentences by the mark that selects them; an error's text is searched for the marks in this order.
+# Messages by the marker that selects them; an error's text is searched for the markers in this
+# order.
 BY_MARK = {
     "RangeNotSupported": WITHOUT_RANGES,
     "NotPartial": WITHOUT_RANGES,
@@ -64,20 +65,20 @@ BY_MARK = {
     "MissingContentLength": WITHOUT_RANGES,
     "dns error": "The server of '{}' can't be found; check its name and the network.",
     "InvalidCertificate": (
-        "The certificate of the server of '{}' is not valid; ask the server's administrator."
+        "The server of '{}' has an invalid certificate; contact the server's administrator."
     ),
     "ConnectionRefused": "The server of '{}' refused the connection; check the URL.",
     "TimedOut": SILENT,
     "IncompleteMessage": DISCONNECTED,
     "LocalRedirect": (
-        "The server of '{}' redirects to this computer or its network segment, which is not "
-        "allowed; if you trust the target, add it to limits.allow_hosts."
+        "The server of '{}' redirects to a loopback or link-local address, which is not allowed; "
+        "if you trust the target, add its host to limits.allow_hosts."
     ),
     "BareRedirect": (
         "'{}' is not in the configured region; set AWS_REGION, or its equivalent for this server."
     ),
 }
-# All other sentences report problems with servers and networks, and raise `SlideReadError`.
+# All other messages report server or network problems; they become a `SlideReadError`.
 KINDS: dict[str, type[SlideError]] = {
     FORBIDDEN: SlidePermissionError,
     MISSING: SlideNotFoundError,

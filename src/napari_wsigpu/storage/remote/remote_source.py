@@ -241,7 +241,7 @@ class RemoteSource(BlockSource):
     def _receive(self, request: Request) -> dict[int, memoryview]:
         try:
             return super()._receive(request)
-        except NotASlideError:  # the file is now shorter than the start of the range
+        except NotASlideError:  # the file now ends before the range starts
             raise changed_error(self._name) from None
 
     def _split(self, blocks: Sequence[int], response: Response) -> dict[int, memoryview]:

@@ -31,7 +31,7 @@ ENTRY = b"PK\3\4"
 # Header of an entry (APPNOTE 4.3.7): signature, and the lengths of its name and extra field.
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 ENCRYPTED = 1  # flag bit 0 (APPNOTE 4.4.4)
-# `zipfile` takes about ten times as much memory as the index that it reads.
+# `zipfile` needs about ten times as much memory as the size of the central directory.
 INDEX_SHARE = 8
 
 
@@ -43,15 +43,15 @@ class _Entry(NamedTuple):
 
 
 class _IndexedFile(FileIO):
-    """A file for `zipfile`, which reads the whole index with one call."""
+    """A file for `zipfile`, which reads the whole central directory with one call."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read bytes; refuse sizes that are too large for an index."""
+        """Read bytes; refuse sizes that are too large for a central directory."""
         if (size or 0) > limits.header_bytes // INDEX_SHARE:
             raise UnsupportedSlideError(
-                f"The index of '{self.name}' is longer than 1/{INDEX_SHARE} of the limit "
-                "'header_bytes'; raise the limit if you trust the file, or save the arrays with "
-                "shards."
+                f"The central directory of '{self.name}' is larger than 1/{INDEX_SHARE} of the "
+                "limit 'header_bytes'; if you trust the file, raise the limit, or save the arrays "
+                "with shards."
             )
         return super().read(size)
 
@@ -155,11 +155,11 @@ class ZipArchive:
         return found
 
     def release(self) -> None:
-        """Close the file once no thread reads it; the next read opens it again."""
+        """Close the file once no thread is reading it; the next read reopens it."""
         self._source.release()
 
     def close(self) -> None:
-        """Refuse new reads, and close the file once no thread reads it."""
+        """Refuse new reads, and close the file once no thread is reading it."""
         self._source.close()
 
     def _read(self, key: str, offset: int, length: int | None) -> bytes:

@@ -56,7 +56,10 @@ class Node(NamedTuple):
 
 
 def folder_of(path: Path) -> Path | None:
-    """Return the folder of an array or group, given a path to it or its metadata, or None."""
+    """Return the folder of an array or group; None if there is none.
+
+    The path may be the folder, or a metadata file in it.
+    """
     folder = path if path.is_dir() else path.parent
     if folder is not path and path.name not in DOCUMENTS:
         return None
@@ -145,7 +148,7 @@ def _array_metadata(folder: Folder) -> Document:
 
 
 def brief(error: Exception) -> str:
-    """Return an error's message on one line, without the end of a long one."""
+    """Return an error's message on one line, shortened if it is long."""
     return shortened(str(error)) or type(error).__name__
 
 

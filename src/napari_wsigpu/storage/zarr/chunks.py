@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     Selection = Item | tuple[Item, ...]
 
 NUMERIC_KINDS = "biufc"  # of NumPy
-# A process may open 1024 files, and kvikio opens each twice, in two batches at the same time.
+# A process may have 1024 files open by default. kvikio opens each file twice, and two batches are
+# read at the same time.
 MAX_CHUNKS = 128
 INDEX_CODECS = ["bytes", CHECKSUM]
-# Names of compressions in metadata, and in nvCOMP.
+# Codec names in the metadata, and their names in nvCOMP.
 NVCOMP = {"zstd": "Zstd", "lz4": "LZ4", "numcodecs.zstd": "Zstd", "numcodecs.lz4": "LZ4"}
 
 
@@ -68,7 +69,7 @@ class ChunkEncoding(NamedTuple):
     dtype : numpy.dtype
         Type of the samples, in native byte order.
     algorithm : str or None
-        The reader's name for the compression; None for raw chunks.
+        The reader's name for the codec; None for uncompressed chunks.
     shard : tuple of int or None
         Shape of a shard, if a file contains several chunks.
     index_first : bool
@@ -216,7 +217,7 @@ def _axis(item: Item, size: int) -> Axis:
         index = operator.index(cast("int", item))
     except (TypeError, ValueError):
         raise RegionError(
-            f"A selection consists of integers, slices and an ellipsis, not of {item!r}."
+            f"{item!r} can't be part of a selection; use integers, slices and one ellipsis."
         ) from None
     if not -size <= index < size:
         raise RegionError(f"Index {index} is out of range for an axis of size {size}.")
@@ -231,7 +232,7 @@ def chunk_encoding(array: zarr.Array, algorithms: Mapping[str, str] = NVCOMP) ->
     array : zarr.Array
         The array.
     algorithms : Mapping of str to str
-        The reader's names of the compressions that it supports, by their names in metadata.
+        Codecs that the reader supports: the reader's name for each, by its name in the metadata.
 
     Raises
     ------
@@ -352,7 +353,7 @@ def find_chunks(
 
 
 def _split(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
-    """Split an axis at the borders of chunks.
+    """Split an axis at chunk boundaries.
 
     Returns
     -------

@@ -112,7 +112,9 @@ class Guard(NamedTuple):
         Raises
         ------
         ValueError
-            If a chunk is larger than the metadata states, can't be decoded, or overlaps the index.
+            If a chunk is larger than the metadata states, or overlaps the index.
+        RuntimeError
+            If imagecodecs can't decode a chunk.
         """
         if self.codec is None:
             return
@@ -147,7 +149,9 @@ def decode_blosc(data: memoryview | ByteArray, *, out: Array) -> Sized:
     Raises
     ------
     ValueError
-        If the data is truncated, or can't be decoded.
+        If the data is truncated.
+    RuntimeError
+        If imagecodecs can't decode the data.
     """
     if not BLOSC_HEADER <= int.from_bytes(bytes(data[12:16]), "little") <= len(data):
         raise ValueError("the data is truncated")
@@ -177,8 +181,8 @@ def guard_of(document: Document, folder: Path | str) -> Guard:
     around_shards = any(name in EXPANDING for outer in chains[:-1] for name in outer)
     if len(chains) > 2:
         raise UnsupportedSlideError(
-            f"'{folder}' has nested shards, which are not supported; save it with shards of plain "
-            "chunks."
+            f"'{folder}' has nested shards, which are not supported; save it with one level of "
+            "shards."
         )
     if len(expanding) > 1 or around_shards or after not in ([], [CHECKSUM]):
         raise UnsupportedSlideError(
@@ -192,8 +196,8 @@ def guard_of(document: Document, folder: Path | str) -> Guard:
     index = _shard_index(document)
     if index is None and codec is not None:
         raise UnsupportedSlideError(
-            f"The encoding of the shard index of '{folder}' is not supported; save it with an "
-            "index of bytes and crc32c."
+            f"The encoding of the shard index of '{folder}' is not supported; save it with the "
+            "index codecs 'bytes' and 'crc32c'."
         )
     return Guard(codec, max_bytes, checksum_bytes, index or ShardIndex())
 
@@ -222,7 +226,7 @@ def _shard_index(document: Document) -> ShardIndex | None:
 
 
 def _chains(document: Document) -> Iterator[list[str]]:
-    """Yield the names of codecs in encoding order: codecs of shards, then of the chunks in them."""
+    """Yield lists of codec names in encoding order: for shards, then for the chunks in them."""
     if "codecs" not in document:
         filters, compressor = document.get("filters"), document.get("compressor")
         items = [*(filters if isinstance(filters, list) else []), compressor]

@@ -1,4 +1,4 @@
-"""Zarr hierarchies whose objects have keys: on servers, and in archives.
+"""Zarr hierarchies whose objects are read by key: on servers and in ZIP archives.
 
 `KeyFolder` stands in for `pathlib.Path`, and its `store` lets zarr read the objects.
 """
@@ -98,7 +98,8 @@ class ZarrServer:
         Raises
         ------
         SlideError
-            If the server does not respond, or refuses all documents of the folder.
+            If the server does not respond, or refuses a document of a folder in which no other
+            document is found.
         """
         if key not in self._documents:
             folder, slash, name = key.rpartition("/")
@@ -126,7 +127,7 @@ class ZarrServer:
 
     @property
     def version(self) -> str:
-        """Hash of all documents that were read; it changes when any of them does."""
+        """Hash of all documents read so far; it identifies their versions."""
         read = sorted((key, data) for key, data in self._documents.items() if data is not None)
         return sha256(repr(read).encode()).hexdigest()
 
@@ -235,7 +236,7 @@ def _store_class() -> type[Store]:
         return store is other
 
     def refuse(store: Store, *arguments: object) -> NoReturn:
-        raise NotImplementedError("this store can be neither written nor listed")
+        raise NotImplementedError("this store is read-only and can't be listed")
 
     no = property(lambda store: False)
     refused = dict.fromkeys(("set", "delete", "list", "list_prefix", "list_dir"), refuse)

@@ -220,7 +220,7 @@ class ZarrSource(ZarrTiles):
         self._files = files
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return a function that reads each whole tile; see `FillingSource.fills`."""
+        """Return one function per tile, which reads the whole tile; see `FillingSource.fills`."""
         self._check()
         tiles = [self._tile_at(offset) for offset, _ in ranges]
         return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
@@ -252,7 +252,7 @@ class ZarrArchiveSource(ZarrTiles):
         self._archive = ZipArchive(file)
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return a function that reads each whole tile; see `FillingSource.fills`."""
+        """Return one function per tile, which reads the whole tile; see `FillingSource.fills`."""
         self._check()
         tiles = [self._tile_at(offset) for offset, _ in ranges]
         return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
@@ -294,7 +294,10 @@ class ZarrServerSource(ZarrTiles):
         self._server = ZarrServer(url)
 
     def release(self) -> None:
-        """Release connections, arrays and threads until the next read; reads in progress fail."""
+        """Release connections, arrays and threads; the next read reopens them.
+
+        Reads in progress fail.
+        """
         self._server.release()
         super().release()
 
@@ -331,7 +334,7 @@ def _axes(tile: DecodedTile) -> tuple[Axis, ...]:
 
 
 def _canvas(image: LevelLayout, dtype: DType, view: memoryview) -> Array:
-    """Return a tile's memory, shape (height, width, channels), with the axes of its array."""
+    """View a tile's memory, laid out as (height, width, channels), with the axes of its array."""
     assert image.array is not None
     letters, grid = image.array.axes, image.grid
     pixels = np.frombuffer(view, dtype.newbyteorder("<"))
