@@ -215,16 +215,16 @@ def test_unwritable_record_is_one_sentence(run, slide, monkeypatch, capsys):
     assert run(slide) == (1, None)
     record = slide.with_name("record.json")
     assert capsys.readouterr().err == (
-        f"You have no permission to write '{record}'; choose another folder.\n"
+        f"You don't have permission to write '{record}'; choose another folder.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seconds", "0"], "0 is not a number above 0"),
-        (["--seconds", "nan"], "nan is not a number above 0"),
-        (["--seconds", "long"], "long is not a number above 0"),
+        (["--seconds", "0"], "0 is not a positive number"),
+        (["--seconds", "nan"], "nan is not a positive number"),
+        (["--seconds", "long"], "long is not a positive number"),
         (["--json", "{folder}/absent/bench.json"], "there is no folder {folder}/absent"),
         (["--json", "{folder}"], "{folder} is a folder"),
     ],

@@ -218,7 +218,7 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
         'kvikio         not found (for NVIDIA GPUs: pip install "napari-wsigpu[gds]"; '
         "GPUDirect Storage: off, no NVIDIA driver was found)"
     ) in lines
-    assert "OpenGL         not tried (slides are drawn on the host)" in lines
+    assert "OpenGL         not tested (slides are drawn from host memory)" in lines
     assert lines[-4:] == [
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
@@ -274,14 +274,17 @@ def test_missing_and_invalid_libraries(tmp_path):
                 "580.1",
                 "12.9",
                 (),
-                "CUDA does not start (no CUDA-capable device is detected; "
+                "CUDA can't be initialized (no CUDA-capable device is detected; "
                 "CUDA_VISIBLE_DEVICES is '')",
             ),
         ),
         (
             Cuda(status=802),
             Driver(
-                "580.1", "12.9", (), "CUDA does not start (error 802; CUDA_VISIBLE_DEVICES is '')"
+                "580.1",
+                "12.9",
+                (),
+                "CUDA can't be initialized (error 802; CUDA_VISIBLE_DEVICES is '')",
             ),
         ),
         (
@@ -323,7 +326,8 @@ def test_a_driver_of_unknown_version(machine, say):
             "WSIGPU_NATIVE is off",
             [
                 "native core:   not found",
-                "  WSIGPU_NATIVE is off; tiles are decoded in Python, which is slower.",
+                "  WSIGPU_NATIVE is off; imagecodecs decodes tiles in Python threads, which is "
+                "slower.",
             ],
         ),
     ],
@@ -363,7 +367,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "kvikio         26.10.0 (GPUDirect Storage: on)",
         "CUDA_DEVICE_MAX_CONNECTIONS 32",
         "OpenGL         not found",
-        "  slides are drawn on the host: No module named 'qtpy'; drawing is slower.",
+        "  slides are drawn from host memory: No module named 'qtpy'; drawing is slower.",
         "",
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA hardware engine",

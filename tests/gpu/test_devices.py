@@ -158,7 +158,7 @@ class TestBackgroundStart:
 
     def test_failed_start_does_not_warn(self, gpu, caplog):
         def fail():
-            raise DeviceError("CUDA does not start")
+            raise DeviceError("CUDA can't be initialized")
 
         gpu.start = fail
         caplog.set_level(logging.INFO)
@@ -166,7 +166,7 @@ class TestBackgroundStart:
         assert start.worker("jpeg") is None
         assert soon(lambda: caplog.records and not starting())
         assert [record.levelname for record in caplog.records] == ["INFO"]
-        assert "CUDA does not start" in caplog.text
+        assert "CUDA can't be initialized" in caplog.text
         for _ in range(3):
             assert start.worker("jpeg") is None
         assert gpu.made == [0]

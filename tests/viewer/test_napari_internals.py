@@ -111,7 +111,7 @@ def test_the_doctor_without_napari(monkeypatch):
 
 def test_no_display_is_no_fault_of_napari(monkeypatch):
     monkeypatch.setattr(doctor, "run_probe", lambda *of: {"reason": napari_internals.NO_DISPLAY})
-    assert doctor.find_napari().note == "not tried: there is no display"
+    assert doctor.find_napari().note == "the test failed: there is no display"
 
 
 def test_no_other_module_touches_private_parts():

@@ -68,7 +68,9 @@ def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("slide", help="path of a slide")
-    parser.add_argument("--seconds", type=_seconds, default=5, help="duration of a measurement (5)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=5, help="seconds per measurement (default: 5)"
+    )
     parser.add_argument(
         "--json",
         type=output_file,
@@ -103,7 +105,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return seconds
 
 

@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.tile_check import TileCheck
 
 EPILOG = (
-    "The exit status is 1 if a tile is damaged. Flipped bits in compressed tiles often go "
-    "unnoticed; only a checksum of the file detects them reliably."
+    "The exit status is 1 if a tile is damaged, or if a slide can't be read. Flipped bits in "
+    "compressed tiles often go unnoticed; only a checksum of the file detects them reliably."
 )
 
 
 def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the parser of this command."""
     parser = commands.add_parser(
-        "check", help="decode every tile, and list damaged and doubtful ones", epilog=EPILOG
+        "check",
+        help="decode every tile, and list those that are damaged or decode with warnings",
+        epilog=EPILOG,
     )
     parser.add_argument("slide", nargs="+", help="path of a slide")
     parser.add_argument(
         "--device",
         default="cpu",
-        help="device that decodes: cpu (default), which finds the most damage, cuda, or auto",
+        help="decoding device: cpu (the default; finds the most damage), cuda or auto",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per slide")
     parser.set_defaults(run=_run)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     SlideRoutes = dict["Route", list[int]]
 
 OLDEST_CUDA = 12000  # in the driver's notation: 1000 * major + 10 * minor
-WHEELS = {  # wheels for CUDA 12 and 13; abilities of nvImageCodec that need it
+WHEELS = {  # wheels for CUDA 12 and 13; nvImageCodec features that need the library
     "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE, HYBRID}),
     "nvJPEG2000": ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13", {JPEG2000}),
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
@@ -54,9 +54,8 @@ JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 class Finding:
     """Result of looking for one piece of software or hardware.
 
-    `version` is None if it is missing, `note` adds a detail, `works` lists the abilities that were
-    tried successfully, `reason` states why it can't be used, and `advice` names the remedy or the
-    consequence.
+    `version` is None if it is missing, `note` adds a detail, `works` lists the features that passed
+    a test, `reason` states why it can't be used, and `advice` names the remedy or the consequence.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings of this machine; `routes` are for JPEG, JPEG 2000 and all other encodings."""
+    """All findings on this machine; `routes` are for JPEG, JPEG 2000 and all other encodings."""
 
     software: tuple[Finding, ...]
     driver: Driver
@@ -168,7 +167,7 @@ def find_napari() -> Finding:
         return Finding("napari", None, 'for the viewer: pip install "napari-wsigpu[all]"')
     found = run_probe("probe", "napari_wsigpu.viewer.napari_internals")
     if found.get("reason"):
-        return Finding("napari", version, f"not tried: {found['reason']}")
+        return Finding("napari", version, f"the test failed: {found['reason']}")
     if not found["missing"]:
         return Finding("napari", version, "draws slides while their tiles are decoded")
     names, losses = ", ".join(found["missing"]), dict.fromkeys(found["missing"].values())
@@ -181,7 +180,7 @@ def find_core() -> Finding:
     name = "native core:"
     if native.available:
         return Finding(name, native.reason)
-    advice = "tiles are decoded in Python, which is slower"
+    advice = "imagecodecs decodes tiles in Python threads, which is slower"
     return Finding(name, None, reason=native.reason, advice=advice)
 
 
@@ -247,12 +246,12 @@ def find_connections() -> Finding:
 def find_display(driver: Driver) -> Finding:
     """Find out whether OpenGL can draw from GPU memory without a copy to the host."""
     if not driver.devices:
-        return Finding("OpenGL", "not tried", "slides are drawn on the host")
+        return Finding("OpenGL", "not tested", "slides are drawn from host memory")
     found = run_probe("probe", "napari_wsigpu.viewer.drawing.texture")
     reason, version = found["reason"], found.get("version")
     if not reason:
         return Finding("OpenGL", version, "draws from GPU memory, without a copy to the host")
-    reason = f"slides are drawn on the host: {reason}"
+    reason = f"slides are drawn from host memory: {reason}"
     return Finding("OpenGL", version, reason=reason, advice="drawing is slower")
 
 
@@ -327,7 +326,7 @@ def _query_driver(cuda: ctypes.CDLL) -> Driver:
         reason = (text.value or b"").decode() or f"error {status}"
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             reason += f"; CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}'"
-        return Driver(*versions, reason=f"CUDA does not start ({reason})")
+        return Driver(*versions, reason=f"CUDA can't be initialized ({reason})")
     cuda.cuDeviceGetCount(ctypes.byref(count))
     devices = tuple(_query_device(cuda, index) for index in range(count.value))
     reason = "" if devices else "the NVIDIA driver reports no device"
@@ -387,7 +386,7 @@ def _wheel_version(*names: str) -> str | None:
 
 
 def _generation(driver: Driver) -> str:
-    """Return the CUDA generation whose wheels fit this machine, "12" or "13"."""
+    """Return the CUDA major version whose wheels fit this machine, "12" or "13"."""
     newest = driver.cuda is None or int(driver.cuda.partition(".")[0]) >= 13
     if newest and _wheel_version("nvidia-nvimgcodec-cu12") is None:
         return "13" if driver.cuda or _wheel_version("nvidia-nvimgcodec-cu13") else "12"

@@ -1,4 +1,4 @@
-"""Probes of CuPy, nvImageCodec and kvikio, each run in its own process: it may crash or hang."""
+"""Probes of CuPy, nvImageCodec and kvikio, each in its own process, as it may crash or hang."""
 
 from __future__ import annotations
 

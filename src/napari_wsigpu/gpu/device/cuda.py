@@ -122,7 +122,7 @@ class CudaDevice:
             count = self._runtime.getDeviceCount()
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(
-                f"'{self.name}' can't be used because CUDA does not start ({error}); "
+                f"'{self.name}' can't be used because CUDA can't be initialized ({error}); "
                 "use device='cpu'."
             ) from error
         if index >= count:

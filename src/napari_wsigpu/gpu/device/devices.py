@@ -80,7 +80,7 @@ class Devices:
     opened : callable
         Opens the device with the given number, or raises `DeviceError`.
     has_driver : callable
-        Returns whether this machine can have CUDA devices; does not start CUDA.
+        Returns whether this machine can have CUDA devices; does not initialize CUDA.
     slab_bytes : int
         Bytes of device memory that a tile cache allocates at a time.
 

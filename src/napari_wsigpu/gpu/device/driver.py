@@ -67,7 +67,7 @@ def check_process(device: str) -> None:
 
 
 def driver_available() -> bool:
-    """Return whether this process can load an NVIDIA driver and use it; does not start CUDA."""
+    """Return whether this process can load and use an NVIDIA driver; does not initialize CUDA."""
     if started_before_fork():
         return False
     try:

@@ -60,7 +60,7 @@ class Library:
     Raises
     ------
     DeviceError
-        If it is not installed, has another version, or does not start.
+        If it is not installed, has another version, or can't be initialized.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Library:
             ctypes.byref(self._instance), ctypes.byref(info)
         )
         if status != SUCCESS:
-            raise DeviceError(f"nvImageCodec does not start (status {status}).")
+            raise DeviceError(f"nvImageCodec can't be initialized (status {status}).")
 
     def decoder(
         self, device: int, backend: int, options: str = "", threads: int = 0
