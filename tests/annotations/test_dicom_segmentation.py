@@ -163,7 +163,7 @@ def test_deflated(tmp_path, monkeypatch):
     dataset.save_as(path)
     np.testing.assert_array_equal(read_dicom_segmentation(path).labels, expected)
     monkeypatch.setattr(limits, "geojson_bytes", path.stat().st_size)
-    with pytest.raises(AnnotationError, match=r"holds more than .* the limit 'geojson_bytes'"):
+    with pytest.raises(AnnotationError, match=r"is too large: .* the limit 'geojson_bytes'"):
         read_dicom_segmentation(path)
 
 

@@ -101,7 +101,7 @@ def test_a_bomb_is_unpacked_no_further_than_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "geojson_bytes", 1 << 20)
     tracemalloc.start()
     try:
-        with pytest.raises(AnnotationError, match=r"more than 1\.049 MB: the limit"):
+        with pytest.raises(AnnotationError, match=r"too large: the limit is 1\.049 MB"):
             read_geojson(path)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

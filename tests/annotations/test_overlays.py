@@ -183,7 +183,7 @@ def test_files_open_no_other_files(write, tmp_path):
                 file.create_virtual_dataset("coords", layout)
             else:
                 file.create_dataset("coords", (4, 2), "i8", external=[(str(other), 0, 64)])
-        with pytest.raises(AnnotationError, match="not a dataset in the file itself"):
+        with pytest.raises(AnnotationError, match="not a dataset stored in this file"):
             read_patches(path, Size())
 
 

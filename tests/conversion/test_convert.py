@@ -686,7 +686,9 @@ def test_read_only_folder_raises(tmp_path, monkeypatch, number):
 
     source = aperio(tmp_path / "s.svs")
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    with pytest.raises(errors.TargetWriteError, match=r"no permission .* choose another folder"):
+    with pytest.raises(
+        errors.TargetWriteError, match=r"permission to write .* choose another folder"
+    ):
         convert(source, tmp_path / "out.tif")
 
 

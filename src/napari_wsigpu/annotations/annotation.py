@@ -25,8 +25,9 @@ class Annotation:
     rings : tuple of ndarray of float, shape (vertices, 2)
         (x, y) in pixels of level 0, measured from the upper left corner of its first pixel, whose
         center is (0.5, 0.5). For a polygon: its rings, not closed; a point is inside if an odd
-        number of rings surround it, so holes and several parts are possible. For an ellipse, whose
-        axes are parallel to the slide's: its outline. For a line: each of its parts.
+        number of rings surround it, so holes and several parts are possible. For an ellipse: its
+        outline; its axes are parallel to the slide's. For a line: each of its parts. For points:
+        their positions.
     name : str
         Name that a user chose; may be empty.
     classification : str
@@ -44,8 +45,8 @@ class Annotation:
     nucleus : tuple of ndarray of float, shape (vertices, 2)
         For a cell, the rings of its nucleus, if it has one.
     extra : Mapping of str
-        Other members of the GeoJSON feature, which are written back unchanged. ``extra["dicom"]``
-        holds the codes of the object's group in a DICOM file.
+        The geometry's ``plane`` and unknown properties of the GeoJSON feature, which are written
+        back unchanged. ``extra["dicom"]`` holds the codes of the object's group in a DICOM file.
     """
 
     kind: Kind

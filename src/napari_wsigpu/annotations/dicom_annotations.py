@@ -168,7 +168,7 @@ def damage_errors(problem: str, advice: str = "export the file again") -> Iterat
 
 
 def read_data_set(name: str, encapsulated: Collection[str] = ()) -> Dataset:
-    """Read a DICOM file that has at most `limits.geojson_bytes`, before and after inflation.
+    """Read a DICOM file of at most `limits.geojson_bytes`, both as stored and after inflation.
 
     Parameters
     ----------
@@ -211,7 +211,8 @@ def read_data_set(name: str, encapsulated: Collection[str] = ()) -> Dataset:
             return found
         if syntax not in (*NATIVE, *encapsulated):
             raise AnnotationError(
-                f"'{name}' is stored as {syntax}, which is not supported; export it uncompressed."
+                f"'{name}' uses transfer syntax {syntax}, which is not supported; export it "
+                "uncompressed."
             )
         stream.seek(0)
         return dcmread(stream)
@@ -233,7 +234,9 @@ def data_set(attributes: Mapping[str, Any]) -> Dataset:
 
 
 class PixelTransform:
-    """Conversion between millimeters on the glass and pixels of an image (PS3.3, C.8.12.2.1).
+    """Conversion between the slide coordinate system and pixels of an image (PS3.3, C.8.12.2.1).
+
+    The slide coordinate system is in millimeters; messages call it "on the glass".
 
     Parameters
     ----------
@@ -272,7 +275,7 @@ def pixel_size(header: Dataset) -> tuple[float, float]:
 
 
 def transform_of(image: Image) -> PixelTransform:
-    """Return the transform of an image, given by its file or a slide's metadata.
+    """Return an image's `PixelTransform`, read from its file or from a slide's metadata.
 
     Raises
     ------

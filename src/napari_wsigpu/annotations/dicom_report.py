@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.annotations.dicom_annotations import Image, PixelTransform
     from napari_wsigpu.annotations.rings import Ring
 
-# Enhanced, Comprehensive and Comprehensive 3D SR; other reports have no coordinates.
+# Enhanced, Comprehensive and Comprehensive 3D SR. Other report classes are not supported.
 REPORTS = tuple(f"1.2.840.10008.5.1.4.1.1.88.{number}" for number in (22, 33, 34))
 FINDING, TRACKING = "121071", "112039"  # codes of the scheme DCM
 AXES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 LARGEST_NUMBER = 0xFFFF  # of a segment
-ROUNDED = 1e-3  # pixels
+ROUNDED = 1e-3  # tolerance for rotation, as a fraction of the segmentation's pixel size
 # Compression of the frames, by transfer syntax.
 ENCAPSULATED = {
     f"1.2.840.10008.1.2.{syntax}": code

@@ -53,7 +53,7 @@ CODES: dict[str, tuple[Code, Code]] = {
 }
 LONGEST = 64  # characters of a label or meaning (PS3.5, section 6.2: LO)
 SEXES = "M", "F", "O"
-# Attributes that every object in a study must have, but that slides may lack.
+# Attributes that every DICOM instance in a study must have, but that slides may lack.
 OFTEN_MISSING = (
     "PatientName", "PatientID", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID",
     "StudyDate", "StudyTime", "ReferringPhysicianName", "FrameOfReferenceUID",
@@ -94,7 +94,7 @@ def write_dicom_annotations(
     path : str or PathLike
         The file; an existing file is replaced if it holds DICOM annotations.
     annotations : iterable of Annotation
-        Objects in pixels of level 0. Coordinates, classes and measurements (as float32) are
+        Objects in pixels of level 0. Coordinates, classes, colors and float32 measurements are
         written; names, ids and nuclei are not. A polygon of several rings becomes one outline that
         encloses the same area by the even-odd rule. Each part of a line and each point becomes a
         separate object. Objects read from DICOM keep the codes of their group, unless their class
@@ -125,7 +125,9 @@ def write_dicom_annotations(
             "save them as GeoJSON."
         )
     if target.exists() and not is_dicom_annotations(target):  # it may belong to the slide
-        raise TargetExistsError(f"'{target}' exists but holds no annotations; choose another name.")
+        raise TargetExistsError(
+            f"'{target}' exists but is not a DICOM annotation file; choose another name."
+        )
     try:
         from highdicom import UID
         from highdicom.ann import MicroscopyBulkSimpleAnnotations

@@ -25,7 +25,6 @@ from napari_wsigpu.model.errors import (
     write_errors,
 )
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +43,7 @@ GEOMETRIES: dict[str, tuple[Kind, int]] = {
     "Polygon": ("polygon", 3),
     "MultiPolygon": ("polygon", 4),
 }
-# Type names of QuPath before 0.4. Before 0.3 they were the features' ids.
+# Object types as QuPath wrote them before 0.4; before 0.3, it wrote them as feature ids.
 OLD_TYPES = {
     "PathAnnotationObject": "annotation",
     "PathDetectionObject": "detection",
@@ -73,13 +72,14 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     ----------
     path : str or PathLike
         A file, optionally compressed by gzip (``.gz``). It holds a FeatureCollection, a list of
-        features, a feature or a geometry. Nested objects follow the object that contains them.
+        features, a feature or a geometry.
 
     Returns
     -------
     list of Annotation
-        Coordinates are as in the file: pixels of the slide's level 0. Type names of old versions
-        of QuPath are replaced by the current ones.
+        The objects in the order of the file, each followed by the objects nested in it. Coordinates
+        are as in the file: pixels of the slide's level 0. Type names of old QuPath versions are
+        replaced by the current ones.
 
     Raises
     ------
@@ -158,8 +158,7 @@ def read_limited(name: str) -> bytes:
 def check_bytes(name: str, content: bytes) -> None:
     """Raise an `AnnotationError` if decompressed content exceeds `limits.geojson_bytes`."""
     if len(content) > limits.geojson_bytes:
-        size, advice = byte_size(limits.geojson_bytes), limits.advice("geojson_bytes")
-        raise AnnotationError(f"'{name}' holds more than {size}: {advice}.")
+        raise AnnotationError(f"'{name}' is too large: {limits.advice('geojson_bytes')}.")
 
 
 def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation]) -> None:
@@ -287,7 +286,7 @@ def _geometry_type(geometry: Mapping[str, object]) -> str:
 def _objects(feature: object, depth: int) -> Iterator[Annotation]:
     """Yield the object of a feature, and the objects nested in it."""
     if not isinstance(feature, dict):
-        raise TypeError("it is not an object")
+        raise TypeError("it is not a JSON object")
     properties = feature.get("properties")
     if not isinstance(properties, dict):
         properties = {}

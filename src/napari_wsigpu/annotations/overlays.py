@@ -89,14 +89,14 @@ class Patches(NamedTuple):
 def overlay(slide: SlideSize, coords: ArrayLike, values: ArrayLike, size: Size) -> Overlay:
     """Draw patch values as an image.
 
-    If all patches fit one grid, a pixel of the image is a cell of that grid. Otherwise, pixels are
+    If all patches lie on one grid, an image pixel is a cell of that grid. Otherwise, pixels are
     as small as the positions require, up to 16 million of them. Where patches overlap, their values
     are averaged.
 
     Parameters
     ----------
     slide : Slide
-        The slide of the patches.
+        The slide that the patches belong to.
     coords : array_like, shape (patches, 2)
         (x, y) of the upper left corners in pixels of level 0.
     values : array_like, shape (patches,)
@@ -154,7 +154,7 @@ def read_patches(path: str | os.PathLike[str], slide: SlideSize) -> Patches:
         A file with the dataset ``coords``, and ``attention_scores`` if it holds scores. If no
         attribute states the patch size, the most frequent distance between neighbors is used.
     slide : Slide
-        The slide of the patches.
+        The slide that the patches belong to.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def _patches(file: h5py.File, slide: SlideSize) -> Patches:
 def _dataset(file: h5py.File, key: str) -> h5py.Dataset | None:
     """Return a numeric dataset stored in the file itself; None if the name does not exist.
 
-    Links to other files, and data in them, are refused: reading one file must not open another.
+    Links, external storage and virtual datasets are refused: reading a file must not open others.
     """
     import h5py
 
@@ -223,7 +223,9 @@ def _dataset(file: h5py.File, key: str) -> h5py.Dataset | None:
         return None
     found = file[key] if isinstance(link, h5py.HardLink) else None
     if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
-        raise AnnotationError(f"'{key}' is not a dataset in the file itself; store its data there.")
+        raise AnnotationError(
+            f"'{key}' is not a dataset stored in this file; write its data into the file."
+        )
     if found.dtype.kind not in "iuf":
         raise AnnotationError(f"its dataset '{key}' is not numeric; choose another file.")
     return found
@@ -282,8 +284,7 @@ def _corners(coords: ArrayLike) -> NDArray[np.float64]:
         )
     if not np.all(np.abs(corners) < MAX_COORDINATE):
         raise AnnotationError(
-            "A coordinate is not finite or is too large for a slide; check how the file was "
-            "written."
+            "A patch coordinate is not finite or is too large for a slide; correct the coordinates."
         )
     return corners
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def folder() -> Path:
-    """Return the folder for unsaved annotations, which only the current user may access."""
+    """Return the folder for unsaved annotations; `save` creates it for the current user only."""
     from platformdirs import user_state_path  # a dependency of npe2, which napari requires
 
     return user_state_path("napari-wsigpu", appauthor=False) / "annotations"
@@ -45,7 +45,7 @@ def discard(slide: str) -> None:
 
 
 def orphans(slide: str) -> list[Path]:
-    """Return a slide's copies from processes that have ended, newest first."""
+    """Return the copies of a slide's annotations left by processes that ended, newest first."""
     found = [path for path in folder().glob(f"{_digest(slide)}-*.geojson") if _is_orphan(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 

@@ -43,7 +43,7 @@ def outlines(labels: Array) -> dict[int, list[Ring]]:
         If the array is not a label image.
     """
     if labels.ndim != 2 or labels.dtype.kind not in "iub":
-        found = f"An array with {labels.ndim} axes of type {labels.dtype}"
+        found = f"An array of type {labels.dtype} with {labels.ndim} axes"
         raise AnnotationError(f"{found} is not a label image; choose a 2D labels layer.")
     padded = np.pad(labels, 1)
     edges = _edges(padded)

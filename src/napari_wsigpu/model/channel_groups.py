@@ -55,7 +55,7 @@ def group_of(composite: Composite, name: str) -> ChannelGroup:
 
 
 def default_groups(composite: Composite) -> list[ChannelGroup]:
-    """Return consecutive groups of a few channels, named by their numbers starting at 1."""
+    """Divide the channels into consecutive groups, named by their channel numbers, from 1."""
     numbered = list(enumerate(composite.channels))
     groups = [numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER)]
     return [
@@ -91,7 +91,8 @@ def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[Ch
         story = json.loads(path.read_text("utf-8"))
         return [_group(each, composite, dtype) for each in story["groups"]]
     except OSError as error:
-        raise SlideReadError(f"'{path.name}' can't be read: {error.strerror}.") from error
+        reason = error.strerror or error
+        raise SlideReadError(f"'{path.name}' can't be read ({reason}); try again.") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise SlideReadError(
             f"'{path.name}' holds no channel groups of this slide; choose a Minerva Author story, "
@@ -111,7 +112,10 @@ def write_groups(path: str | Path, groups: Sequence[ChannelGroup], dtype: DType)
     try:
         Path(path).write_text(json.dumps(story, indent=1), "utf-8")
     except OSError as error:
-        raise SlideError(f"'{Path(path).name}' can't be written: {error.strerror}.") from error
+        reason = error.strerror or error
+        raise SlideError(
+            f"'{Path(path).name}' can't be written ({reason}); choose another folder or name."
+        ) from error
 
 
 def _group(record: Any, composite: Composite, dtype: DType) -> ChannelGroup:

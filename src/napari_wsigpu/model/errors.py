@@ -24,7 +24,7 @@ FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\
 LONGEST_SHOWN = 100
 LONGEST_REASON = 200
 
-# The note in which a PyTorch loader's worker passes on the arguments of a `TileError`.
+# Note in which a worker of a PyTorch `DataLoader` passes on the arguments of a `TileError`.
 ARGUMENTS = re.compile(r"^TileError arguments: (\[.*\])$", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ class SlideNotFoundError(SlideError, FileNotFoundError):
 
 
 class SlidePermissionError(SlideError, PermissionError):
-    """The user has no permission to read the slide's file."""
+    """The user does not have permission to read the slide's file."""
 
 
 class SlideReadError(SlideError, OSError):
@@ -143,7 +143,7 @@ class TargetExistsError(SlideError, FileExistsError):
 
 
 class TargetWriteError(SlideError, OSError):
-    """The operating system refused to write the target."""
+    """The target could not be written."""
 
 
 class TileError(SlideError, ValueError):
@@ -167,7 +167,7 @@ class TileError(SlideError, ValueError):
         locations: Sequence[tuple[int, int]] = (),
     ) -> None:
         if not failures:
-            # A PyTorch loader recreates a worker's exception from a single string, its traceback.
+            # A `DataLoader` recreates a worker's exception from a single string, its traceback.
             text, found = path, ARGUMENTS.findall(path)
             if not found:
                 self._set("", (), (), ())
@@ -239,7 +239,9 @@ def _write_error(path: str, error: OSError) -> TargetWriteError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TargetWriteError(f"No space is left for '{path}'; free some space and try again.")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
+        return TargetWriteError(
+            f"You don't have permission to write '{path}'; choose another folder."
+        )
     reason = error.strerror or error
     return TargetWriteError(f"'{path}' can't be written ({reason}); choose another folder or name.")
 
@@ -250,14 +252,14 @@ def shortened(reason: str) -> str:
 
 
 def file_error(path: str, error: OSError) -> SlideError:
-    """Translate an `OSError` on a slide's file."""
+    """Return the `SlideError` for an `OSError` raised while reading a file."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SlideNotFoundError(f"There is no file '{path}'; check the path.")
     if isinstance(error, IsADirectoryError):
         return SlideReadError(f"'{path}' is a folder, not a slide; choose a file in it.")
     if isinstance(error, PermissionError):
         return SlidePermissionError(
-            f"You have no permission to read '{path}'; ask its owner for access."
+            f"You don't have permission to read '{path}'; ask its owner for access."
         )
     if error.errno == errno.ENAMETOOLONG:
         shown = f"{path[:LONGEST_SHOWN]}…" if len(path) > LONGEST_SHOWN else path

@@ -76,7 +76,7 @@ class Encoding:
     blue_first : bool
         Whether the samples of a pixel are stored in the order blue, green, red.
     bits : int
-        Bits per stored sample: 8 or more, as in `dtype`, or 1, 2 or 4, packed into bytes.
+        1, 2 or 4 if samples are packed into bytes. For 8 or more, `dtype` gives the sample size.
     table : bytes or None
         Lookup table from stored values to shown values: one byte (gray) or three (RGB) per value.
     kept_sample : int or None
@@ -165,7 +165,7 @@ class TileGrid:
         return [list(zip(starts, lengths, strict=True)) for starts, lengths in pairs]
 
     def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
-        """Whether the file holds at least one byte of the tiles that a region of pixels touches."""
+        """Whether the file stores any of the tiles that overlap a region, given in pixels."""
         rows = slice(top // self.tile_height, -(-(top + height) // self.tile_height))
         columns = slice(left // self.tile_width, -(-(left + width) // self.tile_width))
         return bool(self.byte_counts[:, rows, columns].any())
@@ -836,7 +836,7 @@ def _empty_grid(width: int, height: int, tile_height: int, tile_width: int) -> T
 
 
 def _display_side(stored: int) -> int:
-    """Return the side of the tiles that displays read from a mosaic of tiles with side `stored`."""
+    """Return the side of a mosaic's display tiles, given the side of its stored tiles."""
     return min(max(stored, COMPUTED_TILE // 2), 2 * COMPUTED_TILE)
 
 

@@ -1,7 +1,7 @@
 """Named limits on the memory and time that a file or server may take; users can raise them.
 
-Parsers and decoders check `limits` before they allocate the memory, or run or wait for the time,
-that a file or server demands. If a limit is exceeded, the error names it.
+Parsers and decoders check `limits` before they allocate the memory or spend the time that a file or
+server demands. If a limit is exceeded, the error names it.
 
 Examples
 --------
@@ -34,8 +34,7 @@ class Limits:
     Attributes
     ----------
     tile_bytes : int
-        Decoded size of a tile, strip or Zarr chunk, after each of its filters, and of an
-        associated image.
+        Decoded size of a tile, strip, Zarr chunk (after each filter) or associated image.
     decoding_bytes : int
         Total decoded size of the tiles that threads decode at the same time for one region; larger
         tiles are decoded one at a time. Codecs may use up to five times as much memory.
@@ -44,21 +43,21 @@ class Limits:
     averaged_bytes : int
         Decoded bytes held at a time to average levels that have missing tiles.
     header_bytes : int
-        Bytes read of a remote file's header. An XML document may have 1/16 of that.
+        Bytes read from a remote file's header. An XML document may have 1/16 as many characters.
     xml_elements : int
         Elements of an XML document.
     images : int
         Images (TIFF directories) in a file.
     pages : int
-        TIFF directories that must be parsed one by one: all directories of a slide scanner's file,
-        and of any other file if its directories differ or have subimages. Other files over 10 MB
-        may have one directory per 2,560 bytes.
+        TIFF directories that must be parsed one by one: all directories of a slide scanner's file;
+        all directories of any other file if they differ or have subimages. Files of the second kind
+        may always have one directory per 2,560 bytes of file size.
     subimages : int
         Images (SubIFDs) of one TIFF directory.
     planes : int
         Planes along z, t and channels of an image.
     samples : int
-        Samples that a TIFF file stores together for each pixel.
+        Interleaved samples per pixel in a TIFF file.
     levels : int
         Levels of a slide.
     tiles : int
@@ -75,8 +74,8 @@ class Limits:
     bytes_per_second : float
         Lowest acceptable rate of a response, on average after `first_byte_seconds`.
     allow_hosts : frozenset of str
-        Hosts that servers may redirect to even if they are this computer or in its network segment;
-        in the environment variable, separated by spaces.
+        Hosts that servers may redirect to even if they have a loopback or link-local address;
+        separated by spaces in the environment variable.
     """
 
     tile_bytes: int = 256 << 20

@@ -6,7 +6,7 @@ from __future__ import annotations
 def printable(text: str) -> str:
     r"""Return one line of text with control characters escaped, such as ``\x1b`` and ``\n``.
 
-    The names of files and the texts in them may contain sequences that change the terminal.
+    File names and text from files may contain escape sequences that control the terminal.
     """
     if text.isprintable():
         return text

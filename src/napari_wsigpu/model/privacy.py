@@ -58,7 +58,7 @@ QUANTITY = (
     r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?"
     r"( ?([munµμ]?m|[mµμ]?s|px|pixels?|dpi|bits?|bytes|[kM]?Hz|m?W|[kM]B|°?C|%))?"
 )
-# Numbers with or without units, and the values of check boxes.
+# Numbers with or without units, and Boolean words.
 PLAIN = re.compile(
     rf"{QUANTITY}(( ?[,;x\u00d7/] ?| ){QUANTITY})*+( ?[xX])?|(?i:true|false|yes|no|on|off)"
 )
@@ -283,7 +283,7 @@ def _is_within(text: str, start: int, end: int) -> bool:
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:
-    """Return `text` in lower case with white space collapsed, and each letter's old position."""
+    """Return `text` case-folded, with white space collapsed, and each character's old position."""
     letters: list[str] = []
     positions: list[int] = []
     for position, letter in enumerate(text):

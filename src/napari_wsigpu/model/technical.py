@@ -1,9 +1,9 @@
 """Metadata fields that may be shown to anyone: one table with a section per vendor.
 
-All other fields are hidden, names and values. List a field only if the scanner's software fills it
-in: nobody can then have typed a patient's name into it. Names are compared without case, spaces and
-punctuation, and numbers of up to three digits match each other. ``Outer.Inner`` is an `Inner`
-directly within an `Outer`; it takes precedence over a plain `Inner`.
+All other fields are hidden, names and values. List a field as a number or text only if the
+scanner's software fills it in, so that nobody can have typed a patient's name into it. Names are
+compared ignoring case, spaces and punctuation, and any two numbers of up to three digits match.
+``Outer.Inner`` is an `Inner` directly within an `Outer`; it takes precedence over a plain `Inner`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Kind(Enum):
     TEXT
         Text that the scanner's software writes.
     GROUP
-        Other fields. Any text of the group itself is hidden.
+        A group of other fields. Any text of the group itself is hidden.
     PRIVATE
         Data about the patient or the examination, such as operator, place and time. Only the
         field's name is shown.
