@@ -24,7 +24,7 @@ TIFF_ENTRY = struct.Struct("<HHII")
 
 
 def unpack_none(data: Bytes, sizes: Sequence[int]) -> Bytes:
-    """Return uncompressed bytes, without any after the pixels; see `codecs.compressions.Unpack`."""
+    """Return uncompressed bytes, cut after the pixels; see `codecs.compressions.Unpack`."""
     return memoryview(data)[: sizes[0]]
 
 

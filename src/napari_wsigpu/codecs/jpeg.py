@@ -258,7 +258,7 @@ def _shared_tables(tables: bytes | None) -> tuple[frozenset[tuple[int, int]], fr
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker, start and end of each segment, up to the header of the first scan.
 
-    Iteration also ends at a marker without a segment, which decoders treat differently.
+    Iteration also ends at a marker without a segment: decoders disagree on how to read on.
     """
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF:

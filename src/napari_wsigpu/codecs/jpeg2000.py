@@ -90,7 +90,13 @@ def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
 
 
 def start_of(data: memoryview) -> int:
-    """Return the offset of the code stream: 0, or where the first ``jp2c`` box's content starts."""
+    """Return the offset of the code stream: 0, or where the first ``jp2c`` box's content starts.
+
+    Raises
+    ------
+    ValueError
+        If a JP2 file has no such box.
+    """
     offset = 0
     if bytes(data[: len(SIGNATURE_BOX)]) != SIGNATURE_BOX:
         return offset

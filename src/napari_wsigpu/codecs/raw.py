@@ -29,7 +29,7 @@ class Segments(NamedTuple):
     plain : bool
         Whether each segment is laid out like its tile in memory, perhaps without the last rows.
     failures : dict of int to str
-        Reasons why tiles have no segments here, by index of the tile.
+        Reasons why tiles have no segments in the result, by index of the tile.
     """
 
     tile: Integers
@@ -63,7 +63,7 @@ def is_swapped(level: LevelLayout) -> bool:
 
 
 def is_stored_decoded(level: LevelLayout) -> bool:
-    """Whether tiles are stored with their layout in memory, and are large enough to read singly."""
+    """Whether tiles are stored as they are laid out in memory, and large enough to read singly."""
     return (
         is_raw(level)
         and not is_swapped(level)
