@@ -60,7 +60,7 @@ class SlideReader(ReaderBase):  # type: ignore[misc]
         return _as_rgb(pixels)
 
     def get_thumbnail(self, size: int, **options: object) -> NDArray[np.uint8]:
-        """Return the whole slide, scaled so that its longer side has `size` pixels."""
+        """Return the whole slide, reduced so that its longer side has at most `size` pixels."""
         pyramid = self._slide.pyramid
         large = (item for item in reversed(pyramid) if item.layout.longer_side >= size)
         level = next(large, pyramid[0])

@@ -41,7 +41,8 @@ class SlideStore(Store):  # type: ignore[misc]
     """A slide, or one of its levels, as a read-only store.
 
     A slide is a group whose levels are the arrays ``0``, ``1``, ...; a level is a single array.
-    Each chunk is a tile, decoded when it is read. The slide must stay open.
+    Each chunk is a tile, or several if they are small, and is decoded when it is read. The slide
+    must stay open.
 
     Parameters
     ----------
@@ -127,7 +128,7 @@ class SlideStore(Store):  # type: ignore[misc]
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names of the entries of a folder, but not of its subfolders."""
+        """Yield the names of the direct entries of a folder."""
         start = f"{prefix.rstrip('/')}/".lstrip("/")
         seen = set()
         async for key in self.list_prefix(start):

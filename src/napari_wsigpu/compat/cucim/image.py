@@ -213,9 +213,11 @@ class CuImage:
         Raises
         ------
         RegionError
-            If the level, the size, or the part of a region to read is invalid (a ``ValueError``).
+            If the level is invalid, or the size or the part of a region is out of range (a
+            ``ValueError``).
         CuImageError
-            If the image is closed or the locations are invalid (a ``RuntimeError``).
+            If the image is closed, the locations or the size have the wrong form, or
+            `num_workers` is 0 for many regions on the CPU (a ``RuntimeError``).
         SlideError
             As raised by `Slide.read_region`.
         """

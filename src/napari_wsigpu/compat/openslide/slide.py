@@ -62,6 +62,8 @@ class OpenSlide(AbstractSlide):
         If the file is not a slide, does not exist, or its pixels are not 8-bit gray or RGB.
     OpenSlideError
         If the slide cannot be read.
+    OpenSlideArgumentError
+        If `filename` is not a path.
     """
 
     def __init__(self, filename: Filename) -> None:

@@ -257,8 +257,8 @@ class TiffSlide(OpenedSlide):
         size : tuple of int
             Maximum (width, height).
         use_embedded : bool
-            Use the file's own thumbnail if it is large enough and smaller than the level that would
-            be read otherwise.
+            Use the file's own thumbnail if it is large enough and no larger than the level that
+            would be read otherwise.
         """
         factor = max(whole / most for whole, most in zip(self.dimensions, size, strict=True))
         level = self.get_best_level_for_downsample(factor)
