@@ -192,8 +192,8 @@ def convert(
         If the target cannot be written or the disk is full.
     ConversionCancelledError
         If `cancelled` was set.
-    PlaneError
-        If the slide has no such plane.
+    LevelError, PlaneError
+        If the slide has no such level or plane.
     RegionError, UnsupportedSlideError
         If PNG cannot hold the region, or `color` is "srgb" and the slide has no ICC profile.
     SlideError
@@ -267,8 +267,9 @@ def convert(
 class _Conversion:
     """A running conversion.
 
-    Reader threads prefetch from the slide and a pool encodes tiles; only the calling thread writes
-    the target and the journal, so neither needs a lock.
+    Reader threads prefetch from the slide, and a pool encodes tiles. Only the calling thread writes
+    the journal and a TIFF file, so neither needs a lock. The pool also writes the chunks of an
+    OME-Zarr, each of which is in a file that no other job writes.
     """
 
     def __init__(self, slide: Slide, plan: Plan, options: Options, work: PartialResult) -> None:
