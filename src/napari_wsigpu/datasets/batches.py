@@ -443,8 +443,8 @@ class PatchBatches:
     def _schedules(self, batches: Sequence[Integers]) -> EpochSchedules | None:
         """Return schedules of the tiles to keep cached.
 
-        Returns None if more than two batches are read at the same time: the order in which they
-        finish is not predictable.
+        Returns None for devices, and if more than two batches are read at the same time: the order
+        in which they finish is not predictable.
         """
         if self.reader.device != "cpu" or _host_readers() > READERS_ON_HOST:
             return None

@@ -98,7 +98,7 @@ class Patches:
         Raises
         ------
         RegionError
-            If locations are not pairs of integers, or planes are not integers.
+            If locations are not pairs of integers, or the size or planes are not valid.
         """
         found = []
         planes = list(product(_numbers("z", z), _numbers("t", t)))
@@ -284,7 +284,7 @@ def _mask(area: Area, slide: Slide, span: float) -> Mask:
 def _shares(
     mask: Mask, slide: Slide, corners: Integers, spans: tuple[float, float]
 ) -> NDArray[np.float64]:
-    """Return the fraction of each patch that is in an area; parts off the slide do not count."""
+    """Return the fraction of each patch, as far as it is on the slide, that is in an area."""
     # Summed-area table: the sum over a rectangle is a combination of the values at its corners.
     sums = np.zeros((mask.shape[0] + 1, mask.shape[1] + 1))
     np.cumsum(np.cumsum(mask, axis=0), axis=1, out=sums[1:, 1:])

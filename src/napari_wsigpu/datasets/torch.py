@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PatchDataset", "PatchStream"]
 
-# Number of bits of a loader's seed that are stored with the number of the epoch.
+# Number of bits of a `DataLoader`'s seed that are stored with the number of the epoch.
 EPOCH_SHIFT = 32
 
 
@@ -63,7 +63,7 @@ class PatchDataset(Dataset):  # type: ignore[misc]
     patches : Patches
         The patches.
     transform : callable, optional
-        Applied to the pixels of a batch, in the loader's processes.
+        Applied to the pixels of a batch, in the loader's workers.
     color : {"stored", "srgb"}
         As in `Slide.read_region`.
     open_slides : int
@@ -241,7 +241,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
     def state_dict(self) -> dict[str, int]:
         """Return the position in the epoch as plain numbers; yielded batches count as done.
 
-        In each of a loader's processes, the stream has its own state;
+        In each worker of a ``DataLoader``, the stream has its own state;
         ``torchdata.stateful_dataloader.StatefulDataLoader`` collects and restores them all.
         """
         return self._worker_batches().state_dict()
@@ -271,7 +271,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         self._loader_epoch.share_memory_()
 
     def _epoch_of_worker(self, loader_seed: int) -> int:
-        """Return the number of the epoch that a loader's new process works on.
+        """Return the number of the epoch that a new worker of a `DataLoader` works on.
 
         Without persistent workers, a loader starts new processes for each epoch, which share a new
         seed. The shared integer holds the epoch and a part of this seed, so that all processes
@@ -290,13 +290,13 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         worker = get_worker_info()
         if worker is not None and self._device != "cpu":
             raise DeviceError(
-                f"A loader's processes can't decode to '{self._device}'; use num_workers=0, which "
+                f"DataLoader workers can't decode to '{self._device}'; use num_workers=0, which "
                 "decodes ahead in threads."
             )
         if worker is not None and self._resumes:
             # Every process would start at the first patch and yield patches twice.
             raise RegionError(
-                "A loader's processes can't all continue from one state of the stream; use "
+                "DataLoader workers can't all continue from one state of the stream; use "
                 "num_workers=0, or torchdata's StatefulDataLoader, which saves one state for each."
             )
         order = self._order if worker is None else self._order.part(worker.id, worker.num_workers)
@@ -343,7 +343,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
 
 
 def _threads() -> int | None:
-    """Return the number of decoding threads: one in each of a loader's processes."""
+    """Return the number of decoding threads: one in each worker of a `DataLoader`."""
     return None if get_worker_info() is None else 1
 
 
