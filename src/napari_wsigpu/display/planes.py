@@ -71,8 +71,8 @@ class Loader(Generic[Loaded]):
     def request(self, positions: Sequence[Position]) -> None:
         """Replace the requested planes, most urgent first.
 
-        The last `MAX_KEPT` loaded planes outside the request stay. A failed plane is
-        retried only after a request that leaves it out.
+        The last `MAX_KEPT` loaded planes outside the request are kept, unless the request is empty.
+        A failed plane is retried only after a request that leaves it out.
         """
         with self._changed:
             # Errors outside the request are dropped, so that a later request tries again.

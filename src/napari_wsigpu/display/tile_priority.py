@@ -38,12 +38,7 @@ def own_tiles(picture: AnyPicture) -> list[TileKey]:
 
 
 def on_screen(picture: AnyPicture) -> list[TileKey]:
-    """Return the tiles of a coarse preview of what a picture lacks, then the missing tiles.
-
-    Returns
-    -------
-    list of TileKey
-    """
+    """Return the tiles of a coarse preview of a picture's missing tiles, then these tiles."""
     view, missing = picture.view, picture.missing
     if view is None or not missing:
         return []
