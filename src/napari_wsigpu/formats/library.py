@@ -44,7 +44,7 @@ SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
 
 
 def probe(path: Path, head: bytes) -> bool:
-    """Whether a library reads a file, or would read it if it were installed."""
+    """Whether a library can read a file, or could if it were installed."""
     return _library_of(path, head) is not None
 
 

@@ -65,8 +65,8 @@ def of_renamed(file: TiffFile, root: Element | None) -> str | None:
     Returns
     -------
     str or None
-        As returned by `xml_for_file`; None if the own XML has a UUID, describes several images or
-        names another number of files than one, or if that file exists.
+        As returned by `xml_for_file`; None if the file's XML has a UUID, describes several images
+        or does not name exactly one file, or if the file that it names exists.
     """
     if root is None or root.get("UUID") is not None or not file.filehandle.is_file:
         return None
