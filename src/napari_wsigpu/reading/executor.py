@@ -118,7 +118,8 @@ class Backend(Protocol[Canvas]):
         batch : Batch
             The tiles.
         more : bool
-            Whether other batches are in flight or follow, so that this call must not block.
+            Whether other batches are in flight or follow. If not, a device may leave the decoding
+            to the thread that waits for the batch.
 
         Raises
         ------

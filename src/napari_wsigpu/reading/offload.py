@@ -211,12 +211,17 @@ class Offload:
             return None
 
     def tiles_on_device(self, read: ReadTiles) -> TilesOnDevice | None:
-        """Return the slide's tiles on the device that decodes them; None if the CPU does.
+        """Return the slide's tiles on the device that decodes them.
 
         Parameters
         ----------
         read : callable
             `RegionReader.read_tiles`.
+
+        Returns
+        -------
+        TilesOnDevice or None
+            None if the CPU decodes, or the device's cache is too small for a view.
         """
         how, (_, index) = recipe_for(self._images[0].stored[0]), self._choice
         worker = None

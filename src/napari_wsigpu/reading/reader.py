@@ -120,6 +120,8 @@ class RegionReader:
             If the regions don't fit into memory.
         TileError
             If tiles fail to decode; the error names them.
+        DeviceError
+            If the chosen device fails.
         SlideError
             If the file can't be read.
         """
