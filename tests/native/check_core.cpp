@@ -312,7 +312,7 @@ void edge_tiles_may_be_cut() {
     Work work(JPEG, YCBCR, 64, 64, 3, false);
     work.add(encode(KINDS[2], 64, 63, nullptr), 64, 64, {}, true);
     work.add_part(0, 0, 5, 5);
-    EXPECT(work.run(1) == 1 && work.tiles[0].status == REFUSED);
+    EXPECT(work.run(1) == 1 && work.tiles[0].status == LEFT_TO_PYTHON);
 }
 
 void raw_tiles() {
@@ -356,7 +356,7 @@ void kept_tiles() {
         work.compare_all();
         work.add_part(width, 0, 1, 1);  // outside
         work.tiles[0].status = HELD;
-        EXPECT(work.run(1) == 1 && work.tiles[0].status == REFUSED);
+        EXPECT(work.run(1) == 1 && work.tiles[0].status == LEFT_TO_PYTHON);
     }
 }
 
@@ -371,7 +371,7 @@ void nonsense_is_refused() {
             work.add_part(4, 4, 8, 8);
             work.to_file();
             Tile& tile = work.tiles[0];
-            int expected = REFUSED;
+            int expected = LEFT_TO_PYTHON;
             if (what == 0) tile.length = -5;
             if (what == 1) tile.offset = -1;
             if (what == 2) tile.length = INT64_MAX;
@@ -379,7 +379,7 @@ void nonsense_is_refused() {
             if (what == 4) work.parts[0].top = -1;
             if (what == 5) work.format.pixel_bytes = 2;
             if (what == 6) tile.offset = int64_t(1) << 40, expected = UNREAD;
-            if (what == 7) tile.length = 0, expected = codec == RAW ? REFUSED : DAMAGED;
+            if (what == 7) tile.length = 0, expected = codec == RAW ? LEFT_TO_PYTHON : DAMAGED;
             EXPECT(work.run(1) == 1 && tile.status == expected);
             close(work.file);
         }
@@ -387,7 +387,7 @@ void nonsense_is_refused() {
     Work work(JPEG, GRAY, 32, 32, 1, true);  // gray as RGBA
     work.add(encode(KINDS[5], 32, 32, nullptr), 32, 32, {}, false);
     work.add_part(4, 4, 8, 8);
-    EXPECT(work.run(1) == 1 && work.tiles[0].status == REFUSED);
+    EXPECT(work.run(1) == 1 && work.tiles[0].status == LEFT_TO_PYTHON);
 }
 
 void damaged_tiles_are_reported() {
@@ -412,7 +412,7 @@ void damaged_tiles_are_reported() {
             work.add_random_parts(40, 56);
             work.run(1);
             const int status = work.tiles[0].status;
-            EXPECT(status == DONE || status == DAMAGED || status == REFUSED);
+            EXPECT(status == DONE || status == DAMAGED || status == LEFT_TO_PYTHON);
             if (status == DAMAGED) EXPECT(!work.message(0).empty());
         }
     }
@@ -502,7 +502,7 @@ void scans() {
         all[7].length = header;
         all[8].offset = -5;
         EXPECT(read(4, header) == 4);
-        for (const size_t index : {3, 5, 7, 8}) EXPECT(all[index].status == REFUSED);
+        for (const size_t index : {3, 5, 7, 8}) EXPECT(all[index].status == LEFT_TO_PYTHON);
         EXPECT(read(1, LONGEST_HEADER + 1) == int64_t(all.size()));
         if (!from_file) continue;
         all[9].offset = int64_t(1) << 40;

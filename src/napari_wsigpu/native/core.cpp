@@ -292,7 +292,7 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     Box box = bounds(tile, parts);
     if (!good || !is_inside(box, height, width)) {
         jpeg_destroy_decompress(&info);
-        return fail(message, REFUSED, "");
+        return fail(message, LEFT_TO_PYTHON, "");
     }
     if (tile.keep) info.out_color_space = format.samples == 1 ? JCS_GRAYSCALE : JCS_RGB;
     // libjpeg decodes all coefficients of a multi-scan JPEG anyway, so decode the whole image.
@@ -312,7 +312,7 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
         }
     } catch (const std::bad_alloc&) {
         jpeg_destroy_decompress(&info);
-        return fail(message, REFUSED, "");
+        return fail(message, LEFT_TO_PYTHON, "");
     }
     tile.height = height;
     tile.width = width;
@@ -339,13 +339,13 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     int height = format.height, width = format.width;
     if (tile.length < int64_t(height) * width * pixel) {
         if (tile.length != int64_t(tile.height) * tile.width * pixel)
-            return fail(message, REFUSED, "");
+            return fail(message, LEFT_TO_PYTHON, "");
         height = tile.height;
         width = tile.width;
     }
     const Box box = bounds(tile, parts);
     if (!is_inside(box, height, width) || !can_paste(pixel, format.pixel_bytes))
-        return fail(message, REFUSED, "");
+        return fail(message, LEFT_TO_PYTHON, "");
     const int64_t pitch = int64_t(width) * pixel;
     const int top = tile.keep ? 0 : box.top, bottom = tile.keep ? height : box.bottom;
     const int64_t start = tile.offset + top * pitch, size = (bottom - top) * pitch;
@@ -366,12 +366,12 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
 int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     const Part* parts = call.parts + tile.first;
     const Format& format = call.format;
-    if (!is_readable(tile)) return fail(message, REFUSED, "");
+    if (!is_readable(tile)) return fail(message, LEFT_TO_PYTHON, "");
     if (tile.status == HELD) {
         const int pixel = format.samples * format.sample_bytes;
         if (!is_inside(bounds(tile, parts), tile.height, tile.width) ||
             !can_paste(pixel, format.pixel_bytes))
-            return fail(message, REFUSED, "");
+            return fail(message, LEFT_TO_PYTHON, "");
         paste(tile, parts, tile.keep, int64_t(tile.width) * pixel, 0, 0, pixel,
               format.pixel_bytes);
         return DONE;
@@ -391,7 +391,7 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
 int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* header,
               int64_t header_size, uint8_t* target) {
     if (scan.offset < 0 || scan.length <= header_size + 2 || header_size > LONGEST_HEADER)
-        return REFUSED;
+        return LEFT_TO_PYTHON;
     uint8_t begin[LONGEST_HEADER];
     const int64_t size = scan.length - header_size;
     bool read = false;
@@ -403,8 +403,8 @@ int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* 
     if (!read && (!fetch(file, memory, begin, header_size, scan.offset) ||
                   !fetch(file, memory, target, size, scan.offset + header_size)))
         return UNREAD;
-    if (std::memcmp(begin, header, size_t(header_size))) return REFUSED;
-    if (target[size - 2] != 0xFF || target[size - 1] != 0xD9) return REFUSED;
+    if (std::memcmp(begin, header, size_t(header_size))) return LEFT_TO_PYTHON;
+    if (target[size - 2] != 0xFF || target[size - 1] != 0xD9) return LEFT_TO_PYTHON;
     target[size - 1] = uint8_t(scan.marker);
     return DONE;
 }
@@ -451,7 +451,7 @@ void read_remaining(Call& call) {
             try {
                 status = read_tile(call, scratch, tile, message);
             } catch (const std::bad_alloc&) {
-                status = fail(message, REFUSED, "");
+                status = fail(message, LEFT_TO_PYTHON, "");
             }
         }
         tile.status = status;

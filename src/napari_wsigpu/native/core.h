@@ -17,10 +17,17 @@ enum Codec : int32_t { RAW = 0, JPEG = 1 };
 // Color space of a JPEG; see `Encoding.jpeg_color`.
 enum Color : int32_t { GRAY = 0, STORED = 1, YCBCR = 2, AUTO = 3 };
 
-// Status of a tile. Unless the read was cancelled, the caller retries every failed tile in Python,
-// which either decodes it or reports the reason. A tile that is HELD when the call starts is
-// already decoded in `keep`.
-enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4, HELD = 5 };
+// Status of a tile. LEFT_TO_PYTHON: the core does not support the tile, or memory is short. Unless
+// the read was cancelled, the caller retries every failed tile in Python, which either decodes it
+// or reports the reason. A tile that is HELD when the call starts is already decoded in `keep`.
+enum Status : int32_t {
+    DONE = 0,
+    DAMAGED = 1,
+    LEFT_TO_PYTHON = 2,
+    UNREAD = 3,
+    CANCELLED = 4,
+    HELD = 5
+};
 
 // Bits of `Tile.warnings`: kinds of warnings that libjpeg raised while it decoded the tile. Bytes
 // after the last block are detected only if the whole tile is decoded, into `keep`.

@@ -83,7 +83,7 @@ NEEDS_PLAN, CHANGED = -1, -2
 # Values of the enumerations in `core.h`.
 RAW, JPEG = 0, 1
 COLORS = {"gray": 0, "stored": 1, "ycbcr": 2, "auto": 3}
-DONE, DAMAGED, REFUSED, UNREAD, CANCELLED, HELD = range(6)
+DONE, DAMAGED, LEFT_TO_PYTHON, UNREAD, CANCELLED, HELD = range(6)
 # Bits of a tile's `warnings`, and the codes that users see.
 WARNINGS = {1: "bad-huffman-code", 2: "extraneous-bytes", 4: "restart-lost", 8: "other"}
 MESSAGE_SIZE = 200
