@@ -231,7 +231,7 @@ class HostBackend:
         tiles = self._cache.get_all(self.parts.number, plan.image, plan.tiles, options.color)
         for index, pixels in enumerate(tiles):
             if pixels is not None:
-                canvas.put(index, pixels)
+                canvas.paste(index, pixels)
         return np.array([index for index, tile in enumerate(tiles) if tile is None], np.int64)
 
     def start(self, batch: Batch[HostCanvas], *, more: bool) -> Decoding:
@@ -269,7 +269,7 @@ class HostBackend:
                     average = self._tile_memory.copy(options.table.recolored(average))
                 if not failed:
                     self._cache.put(self.parts.key(plan, tile, options.color), average)
-                canvas.put(tile, average)
+                canvas.paste(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures
 
@@ -381,7 +381,7 @@ class HostBackend:
         self._count_decoded(batch.image, len(batch.tiles) - len(failed))
         failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
         for tile in failures:
-            batch.canvas.fill(tile)
+            batch.canvas.blank(tile)
         return failures
 
     def _count_decoded(self, image: LevelLayout, tiles: int) -> None:
@@ -408,7 +408,7 @@ class HostBackend:
             key = self.parts.key(batch.plan, tile, batch.options.color)
             self._cache.put(key, pixels)
         if paste:
-            batch.canvas.put(tile, pixels)
+            batch.canvas.paste(tile, pixels)
 
     def _schedule(
         self, batch: Batch[HostCanvas], encoded: EncodedBatch | None = None

@@ -55,7 +55,7 @@ class Paste:
         starts: list[int] = self._plan.starts.tolist()
         return starts
 
-    def put(self, tile: int, pixels: Array) -> None:
+    def paste(self, tile: int, pixels: Array) -> None:
         """Copy the parts of the tile at an index in the plan."""
         if self._channel is not None:
             pixels = pixels[..., self._channel]
@@ -65,7 +65,7 @@ class Paste:
             region, y, end_y, x, end_x, top, bottom, left, right = self._slices[index]
             regions[region][y:end_y, x:end_x] = pixels[top:bottom:down, left:right:across]
 
-    def fill(self, tile: int) -> None:
+    def blank(self, tile: int) -> None:
         """Show the blank value in place of the tile at an index in the plan."""
         for index in range(self._starts[tile], self._starts[tile + 1]):
             region, y, end_y, x, end_x, *_ = self._slices[index]
@@ -135,13 +135,13 @@ class WholeTiles:
         self._places = [(row, column) for row, column in plan.tiles.tolist()]
         self.found: dict[tuple[int, int], Array] = {}
 
-    def put(self, tile: int, pixels: Array) -> None:
+    def paste(self, tile: int, pixels: Array) -> None:
         """Collect the tile at an index in the plan."""
         place = self._places[tile]
         rect = self._image.tile_rect(*place)
         self.found[place] = pixels[: rect.height, : rect.width]
 
-    def fill(self, tile: int) -> None:
+    def blank(self, tile: int) -> None:
         """Leave out the tile at an index: it failed to decode."""
 
     def parts(self) -> tuple[Array, int]:
@@ -152,7 +152,7 @@ class WholeTiles:
 class NoPixels(WholeTiles):
     """Canvas that drops all pixels: whole tiles are decoded only to find damaged ones."""
 
-    def put(self, tile: int, pixels: Array) -> None:
+    def paste(self, tile: int, pixels: Array) -> None:
         """Drop the pixels of a tile."""
 
 
