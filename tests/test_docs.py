@@ -16,7 +16,9 @@ DOCUMENTS = [
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A folder, or a file with an optional definition: reading/plan.py:ReadPlan.regions_of
-NAMED = re.compile(r"`([\w./-]+/|[\w./-]*\w\.(?:py|cu|md|yaml|toml|txt))(?::([\w.]+))?`")
+NAMED = re.compile(r"`([\w./-]+/|[\w./-]*\w\.(?:py|cpp|h|cu|md|yaml|toml|txt))(?::([\w.]+))?`")
+# A function that is defined at the start of a line.
+C_FUNCTION = re.compile(r"^\w[\w:<>*& ]*[ *&](\w+)\(", re.MULTILINE)
 # Files that a recipe creates, and module paths that look like files.
 OTHERS = {"src/napari_wsigpu/formats/tiff/VENDOR.py", "napari_wsigpu.errors"}
 
@@ -41,6 +43,8 @@ def found(name):
 @cache
 def defined(path):
     """Names that a module defines, those in its classes as Class.name."""
+    if path.suffix != ".py":
+        return set(C_FUNCTION.findall(path.read_text("utf-8")))
     names = set()
 
     def add(body, prefix):
