@@ -197,7 +197,7 @@ class PatchReader:
                     raise
 
     def close(self) -> None:
-        """Close all slides; the next read opens them again."""
+        """Close all slides; the next read reopens them."""
         if os.getpid() == self._process:
             self._slides.close()
 
@@ -437,7 +437,7 @@ class PatchBatches:
         self._newest = object()
 
     def close(self) -> None:
-        """Close all slides; the next iterator opens them again."""
+        """Close all slides; the next iterator reopens them."""
         self.reader.close()
 
     def _schedules(self, batches: Sequence[Integers]) -> EpochSchedules | None:

@@ -258,7 +258,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         self._resumes = get_worker_info() is None
 
     def close(self) -> None:
-        """Close all slides; the next iterator opens them again."""
+        """Close all slides; the next iterator reopens them."""
         if self._batches is not None:
             self._batches.close()
 

@@ -88,7 +88,7 @@ class Decoding:
     finish : callable
         Waits until all tiles are pasted; returns why tiles failed, by their index in the plan.
     cancel : callable
-        Stops the batch; returns once no thread reads or decodes it.
+        Stops the batch; returns once no thread is reading or decoding it.
     """
 
     count: int

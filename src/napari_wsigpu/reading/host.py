@@ -84,7 +84,7 @@ class HostBackend:
         self._tile_memory = TileMemory()
         self._averages = Averages(parts, self._bytes, self._tile_memory)
         self._recurrence = Recurrence(cache)
-        # The core never waits for the interpreter, so more threads than cores don't help.
+        # The core never waits for the GIL, so more threads than cores don't help.
         self._threads = min(parts.decoder.threads, os.cpu_count() or 1)
         self._forms: dict[int, NativeFormat | None] = {}
 

@@ -23,7 +23,7 @@ _usual = 0.0
 def prompt_switching() -> Iterator[None]:
     """Shorten the interpreter's switch interval from 5 ms to 50 µs, until the last user is done.
 
-    A batch needs the interpreter lock a dozen times, for a few microseconds each. With the default
+    A batch needs the GIL a dozen times, for a few microseconds each. With the default
     interval, the GPU would be idle for up to 5 ms each time while another thread draws or prepares
     the next batch.
     """

@@ -1,8 +1,8 @@
 """`Library`: nvImageCodec's C library, called once for a whole batch.
 
-nvImageCodec's Python module releases the interpreter lock and takes it again for every image. While
-another thread draws or prepares the next batch, decoding a viewport would take half a second. Here,
-only the one call that decodes a whole batch releases the lock.
+nvImageCodec's Python module releases and reacquires the GIL for every image. While another thread
+draws or prepares the next batch, decoding a viewport would take half a second. Here, only the one
+call that decodes a whole batch releases the GIL.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Library:
         folder = _folder()
         path = str(folder / FILES.get(sys.platform, "libnvimgcodec.so.0"))
         try:
-            # `PyDLL` holds the interpreter lock during a call, `CDLL` releases it.
+            # `PyDLL` holds the GIL during a call, `CDLL` releases it.
             self._quick, self._long = ctypes.PyDLL(path), ctypes.CDLL(path)
         except OSError as error:
             raise DeviceError(

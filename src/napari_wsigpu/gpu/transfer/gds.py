@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Limits of a read in bytes. Larger page-locked buffers, one pair per thread, would not stay in the
 # CPU's cache.
 SMALLEST_READ, LARGEST_READ = 1 << 20, 4 << 20
-# Our threads compete for the interpreter lock; kvikio's do not.
+# Our threads compete for the GIL; kvikio's do not.
 MOST_THREADS, MOST_KVIKIO_THREADS = 8, 16
 GDS = "WSIGPU_GDS"
 THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
