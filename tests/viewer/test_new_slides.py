@@ -430,7 +430,7 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
         if not window.findChildren(NapariQtNotification):
             return True
         # The mouse passes; the pointer of the display may lie on the toast, too, and hold it.
-        if not toast.timer.isActive() and toast.opacity_anim.state() == toast.opacity_anim.Stopped:
+        if not toast.timer.isActive() and toast.opacity_anim.state() == toast.opacity_anim.State.Stopped:
             for event in (QEvent.Enter, QEvent.Leave):
                 QApplication.sendEvent(toast, QEvent(event))
         return False

@@ -186,6 +186,8 @@ class SlideDock(Panel):
         least = max(LEAST_CANVAS, LEAST_SHARE * window.width())
         is_below = window.dockWidgetArea(dock) == window.dockWidgetArea(theirs)
         if is_below or lay_out_docks(window) < least:
+            # Qt 6.12 doesn't move a tab to other tabs, so take the dock out of its tabs first.
+            window.addDockWidget(window.dockWidgetArea(theirs), dock)
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
             lay_out_docks(window)  # widens the canvas now, not in a later event
