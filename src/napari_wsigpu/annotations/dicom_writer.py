@@ -162,7 +162,7 @@ def write_dicom_annotations(
         )
         stream = io.BytesIO()
         found.save_as(stream, enforce_file_format=True)
-    replace_file(target, stream.getbuffer())
+    replace_file(target, stream.getvalue())
 
 
 def _header(attributes: Mapping[str, Any], *, private: bool) -> Dataset:

@@ -195,7 +195,7 @@ def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation
     replace_file(target, data)
 
 
-def replace_file(target: Path, data: bytes | memoryview) -> None:
+def replace_file(target: Path, data: bytes) -> None:
     """Replace a file's contents, or leave the file unchanged if writing fails.
 
     Raises

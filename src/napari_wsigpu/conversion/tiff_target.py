@@ -85,8 +85,9 @@ class TiffTarget:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._handle = no_link(self._output.path, flags)
         self._forget_damaged(checked)
-        _write_at(self._handle, head.getbuffer(), 0)
-        self._end = max(self._journal.end, len(head.getbuffer()))
+        data = head.getvalue()
+        _write_at(self._handle, data, 0)
+        self._end = max(self._journal.end, len(data))
 
     def jobs(self, block: Block) -> Iterator[Job]:
         """Yield a job for each tile of a block that is not written yet."""
