@@ -430,7 +430,8 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
         if not window.findChildren(NapariQtNotification):
             return True
         # The mouse passes; the pointer of the display may lie on the toast, too, and hold it.
-        if not toast.timer.isActive() and toast.opacity_anim.state() == toast.opacity_anim.State.Stopped:
+        animation = toast.opacity_anim
+        if not toast.timer.isActive() and animation.state() == animation.State.Stopped:
             for event in (QEvent.Enter, QEvent.Leave):
                 QApplication.sendEvent(toast, QEvent(event))
         return False
