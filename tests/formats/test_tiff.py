@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.formats.tiff import claims
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -16,6 +16,7 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.slide.tile_check import TileCheck
 from tests import oracles
 from tests.writers import slides, tiffbytes
 from tests.writers.tiffbytes import ASCII, LONG, RATIONAL, SHORT
@@ -394,6 +395,25 @@ class TestRefused:
             assert slide.layout.problems == ()
             np.testing.assert_array_equal(slide.levels[0][...], tifffile.imread(path))
             np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+    @pytest.mark.parametrize("compression", ["jpeg", "zlib"])
+    @pytest.mark.parametrize("wrong", [[7], [11], range(12)])
+    def test_sizes_of_compressed_tiles_may_be_too_large(self, tmp_path, compression, wrong):
+        pixels, path = slides.picture(96, 128), tmp_path / "slide.tif"
+        tifffile.imwrite(path, pixels, tile=(32, 32), compression=compression, photometric="rgb")
+        expected = tifffile.imread(path)
+        with tifffile.TiffFile(path, mode="r+") as file:
+            counts = file.pages.first.tags[325]
+            sizes = [(1 << 32) - 1 if i in wrong else size for i, size in enumerate(counts.value)]
+            counts.overwrite(sizes, dtype=LONG)
+        with open_slide(path) as slide:
+            assert slide.layout.problems == ()
+            np.testing.assert_array_equal(slide.levels[0][...], expected)
+            assert slide.check_tiles() == TileCheck(12, (), ())
+        for name in ("copy.tif", "copy.zarr"):
+            convert(path, tmp_path / name)
+            with open_slide(tmp_path / name) as copy:
+                np.testing.assert_array_equal(copy.levels[0][...], expected)
 
     def test_all_tiles_beyond_the_end(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))

@@ -66,6 +66,8 @@ LARGEST_SIDE = 1 << 31
 MOST_PLANES = 4
 # Maximum length of a scanner's name; anything longer is other text in the wrong tag.
 LONGEST_NAME = 80
+# No codec makes a tile longer than twice its samples and this many bytes of headers.
+SPARE_BYTES = 1 << 16
 RAW_BLOCK = 4 << 20  # bytes of the blocks into which long uncompressed strips are divided
 # A short axis without a name (I or Q) counts as channels, a longer one as planes.
 UNNAMED_CHANNELS = 5
@@ -739,6 +741,13 @@ def _build_level(
         grid = replace(grid, byte_counts=np.minimum(lengths, sizes))
         if not tiled:
             grid = _split_raw_strips(grid, height, row_bytes)
+    else:
+        stored_height = min(tile_height, page_height)
+        most = 2 * stored_height * tile_width * samples * dtype.itemsize + SPARE_BYTES
+        if lengths.max() > most:
+            for number, each in enumerate(pages):
+                own = slice(number * planes, (number + 1) * planes)
+                _limit(lengths[own], starts[own], most, each.parent.filehandle.size)
     # JPEGTables (TIFF Technical Note 2); some files have a malformed tag.
     stated = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
     tables = (strip_metadata(each) if isinstance(each, bytes) else None for each in stated)
@@ -843,6 +852,18 @@ def _segments(values: Sequence[int], planes: int, rows: int, columns: int, path:
             f"A tile offset of '{path}' lies beyond the end of any file; get a fresh copy of it."
         )
     return segments.view(np.int64).reshape(planes, rows, columns)
+
+
+def _limit(lengths: Integers, starts: Integers, most: int, file_size: int) -> None:
+    """End tiles of more than `most` bytes at the next tile of their page or the end of the file.
+
+    Some writers state sizes that overflowed.
+    """
+    excessive = (lengths > most) & (starts < file_size)
+    bounds = np.unique(np.append(starts, file_size))
+    own = starts[excessive]
+    following = bounds[np.searchsorted(bounds, own, "right")]
+    lengths[excessive] = np.minimum(lengths[excessive], following - own)
 
 
 def _split_raw_strips(grid: TileGrid, height: int, row_bytes: int) -> TileGrid:
