@@ -226,6 +226,10 @@ def test_any_json_is_read_or_refused(tmp_path, content):
 def test_files_that_cannot_be_read_or_written(tmp_path):
     with pytest.raises(SlideNotFoundError, match=r"gone\.geojson"):
         read_geojson(tmp_path / "gone.geojson")
+    with pytest.raises(SlideNotFoundError, match=r"^The path is empty; pass the path of a file"):
+        read_geojson("")
+    with pytest.raises(TargetWriteError, match=r"^'\.' is a folder"):
+        write_geojson("", [])
     kept = tmp_path / "kept.geojson"
     kept.mkdir()
     with pytest.raises(TargetWriteError, match="choose another folder"):

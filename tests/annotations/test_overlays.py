@@ -8,7 +8,7 @@ import pytest
 
 from napari_wsigpu.annotations import overlay, read_patches
 from napari_wsigpu.limits import limits
-from napari_wsigpu.model.errors import AnnotationError, SlideError
+from napari_wsigpu.model.errors import AnnotationError, SlideError, SlideNotFoundError
 
 h5py = pytest.importorskip("h5py")
 GRID = np.array([(1024, 512), (1536, 512), (1024, 1024), (2048, 1536)])
@@ -168,6 +168,11 @@ def test_damaged_files_are_refused(write, tmp_path):
     os.mkfifo(tmp_path / "pipe.h5")
     with pytest.raises(AnnotationError, match="not a regular file"):
         read_patches(tmp_path / "pipe.h5", Size())
+
+
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(SlideNotFoundError, match=r"^The path is empty"):
+        read_patches("", Size())
 
 
 def test_files_open_no_other_files(write, tmp_path):

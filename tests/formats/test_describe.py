@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tifffile
 
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.cli import main
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import (
+    ConversionError,
     CorruptSlideError,
     NotASlideError,
     SlideNotFoundError,
@@ -111,6 +113,17 @@ def test_a_loop_of_symbolic_links(tmp_path):
     path.symlink_to(path)
     with pytest.raises(SlideReadError, match=r"slide\.svs' can't be read, .* form a loop; correct"):
         describe(path)
+
+
+@pytest.mark.parametrize("path", ["", b""])
+def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch, path):
+    slides.write_aperio(tmp_path / "a.svs", slides.picture(64, 64))
+    monkeypatch.chdir(tmp_path)
+    for opened in (describe, open_slide):
+        with pytest.raises(SlideNotFoundError, match=r"^The path is empty; pass"):
+            opened(path)
+    with pytest.raises(ConversionError, match=r"^The path of the target is empty"):
+        convert("a.svs", path)
 
 
 def test_a_path_through_a_file(tmp_path):

@@ -136,6 +136,8 @@ def read_limited(name: str) -> bytes:
         If the file cannot be read.
     """
     limit = limits.geojson_bytes
+    if not name:
+        raise file_error(name, FileNotFoundError())
     try:
         if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a pipe would block
             raise AnnotationError(f"'{name}' is not a regular file; choose another file.")
@@ -203,6 +205,8 @@ def replace_file(target: Path, data: bytes) -> None:
     TargetWriteError
         If it cannot be written.
     """
+    if not target.name:
+        raise TargetWriteError(f"'{target}' is a folder; name a file in it.")
     work = target.with_name(f"{target.name}.part")
     with write_errors(target):
         try:

@@ -166,6 +166,8 @@ def read_patches(path: str | os.PathLike[str], slide: SlideSize) -> Patches:
         If the file cannot be read.
     """
     name = os.fspath(path)
+    if not name:
+        raise file_error(name, FileNotFoundError())
     try:
         import h5py
     except ImportError:

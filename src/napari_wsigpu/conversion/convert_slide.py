@@ -205,6 +205,8 @@ def convert(
     """
     started = time.perf_counter()
     name = os.fsdecode(target)
+    if not name:
+        raise ConversionError("The path of the target is empty; name a file or folder.")
     if is_url(name):
         name = public_url(name)
         raise ConversionError(f"'{name}' is a URL; convert to a local path and upload the result.")

@@ -170,6 +170,8 @@ def _describe_any(path: str | os.PathLike[str], at: Mapping[str, int] | None) ->
         name = os.fsdecode(path)
     except TypeError:
         raise NotASlideError(f"{path!r} is not a path; pass the path of a slide.") from None
+    if not name:  # `Path` would take it for the current folder
+        raise SlideNotFoundError("The path is empty; pass the path of a slide.")
     plane: Plane = {} if at is None else {"at": at}
     if is_url(name):
         return _describe_url(name, plane)

@@ -253,6 +253,8 @@ def shortened(reason: str) -> str:
 
 def file_error(path: str, error: OSError) -> SlideError:
     """Return the `SlideError` for an `OSError` raised while reading a file."""
+    if not path:
+        return SlideNotFoundError("The path is empty; pass the path of a file.")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SlideNotFoundError(f"There is no file '{path}'; check the path.")
     if isinstance(error, IsADirectoryError):
