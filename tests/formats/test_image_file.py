@@ -36,6 +36,13 @@ def saved(pixels, kind, mode=None, **options):
     return file.getvalue()
 
 
+def frame(place, value):
+    """Return a JPEG with other bytes in its frame header, after marker and length."""
+    data = saved(RGB, "jpeg")
+    start = data.index(b"\xff\xc0") + 4 + place
+    return data[:start] + value + data[start + len(value) :]
+
+
 def jp2(pixels, kind="JP2", **options):
     return bytes(imagecodecs.jpeg2k_encode(pixels, codecformat=kind, level=0, **options))
 
@@ -135,7 +142,13 @@ REFUSED = {
     "loop.jp2": (jp2(RGB)[:12] + bytes(99), "not a JPEG 2000 code stream"),
     "far.jp2": (jp2(RGB)[:12] + b"\0\0\0\1free" + b"\x7f" * 8, "not a JPEG 2000 code stream"),
     "short.jpg": (saved(RGB, "jpeg")[:100], "no JPEG frame"),
-    "cmyk.jpg": (saved(RGB, "jpeg", "CMYK"), "unsupported kind"),
+    "cmyk.jpg": (saved(RGB, "jpeg", "CMYK"), r"it is a CMYK JPEG, which is not supported\)"),
+    "deep.jpg": (
+        frame(0, b"\x0c"),
+        "it is a JPEG of 3 x 12 bits per pixel, which is not supported",
+    ),
+    "two.jpg": (frame(5, b"\2"), "it is a JPEG of 2 x 8 bits per pixel, which is not supported"),
+    "flat.jpg": (frame(1, b"\0\0"), "its header does not state its size"),
     "start.jpg": (b"\xff\xd8\xff", "no JPEG frame"),
 }
 
@@ -208,7 +221,6 @@ def test_large_jpegs_that_cannot_be_divided(tmp_path, monkeypatch):
         saved(RGB, "jpeg", restart_marker_rows=2),
         saved(RGB, "jpeg", restart_marker_blocks=5),
         saved(RGB, "jpeg", progressive=True, **ROWS),
-        saved(RGB, "jpeg", "CMYK", **ROWS),
         rows[: len(rows) // 2],
         rows.replace(b"\xff\xd9", b"\xff\x00"),
     ):

@@ -355,6 +355,20 @@ class TestRefused:
         with pytest.raises(error, match=r"slide\.tif"):
             open_slide(path).close()
 
+    @pytest.mark.parametrize("tile", [None, (32, 48)])
+    def test_volume(self, tmp_path, tile):
+        path = tmp_path / "slide.tif"
+        tile = (4, 32, 48) if tile else None
+        tifffile.imwrite(path, np.zeros((20, 64, 80), "u1"), tile=tile, volumetric=True)
+        with pytest.raises(UnsupportedSlideError, match=r"a volume of 20 planes .* not supported"):
+            open_slide(path)
+
+    def test_uncompressed_ycbcr(self, tmp_path):
+        pixels = slides.picture(80, 90)
+        path = write(tmp_path, tiffbytes.page(pixels, bytes, photometric=6))
+        with pytest.raises(UnsupportedSlideError, match="uncompressed YCbCr colors are not supp"):
+            open_slide(path)
+
     def test_more_samples_than_there_are_bytes_for(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={277: (SHORT, 6000)}))
         with open_slide(path) as slide, pytest.raises(TileError):

@@ -49,6 +49,8 @@ def refusal(encoding: Encoding) -> str | None:
             return f"its predictor is for floating-point samples, not for {encoding.dtype}"
     plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
     if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
+        if found.name == "none":
+            return "uncompressed YCbCr colors are not supported"
         return f"YCbCr colors with {found.name} compression are not supported"
     return None
 

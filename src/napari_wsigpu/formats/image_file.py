@@ -29,6 +29,7 @@ from napari_wsigpu.codecs.jpeg2000 import CODESTREAM, CODESTREAM_HEAD, SIGNATURE
 from napari_wsigpu.formats import foreign
 from napari_wsigpu.formats.pictures import (
     DamagedPictureError,
+    LargePictureError,
     jpeg_color,
     jpeg_picture,
     plain_encoding,
@@ -132,9 +133,7 @@ def _jpeg(path: Path, head: bytes, size: int) -> tuple[LevelLayout, ...]:
     """Describe a JPEG as one tile or, if that would be too large, by its restart intervals."""
     try:
         return (jpeg_picture(head, 0, size),)
-    except DamagedPictureError:
-        raise
-    except ValueError as error:
+    except LargePictureError as error:
         found = _of_intervals(path, head)
         if found is None:
             raise ValueError(f"{error}, and no restart markers divide each row evenly") from None

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg import ADOBE, FRAMES, segments
+from napari_wsigpu.codecs.jpeg import ADOBE, BITS, FRAMES, segments
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -30,6 +30,10 @@ JFIF = 0xE0
 
 class DamagedPictureError(ValueError):
     """The structure of a picture is damaged."""
+
+
+class LargePictureError(ValueError):
+    """A picture is larger than a tile may be."""
 
 
 def associated_name(title: str) -> str | None:
@@ -114,8 +118,12 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
 
     Raises
     ------
+    DamagedPictureError
+        If there is no frame header.
+    LargePictureError
+        If the image is larger than a tile may be.
     ValueError
-        If it is not the header of a supported JPEG, or the image is too large.
+        If it is not a supported kind of JPEG.
     """
     color = jpeg_color(head)
     for marker, start, _ in segments(head):
@@ -123,15 +131,21 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
             frame = head[start + 4 :]
             height = int.from_bytes(frame[1:3], "big")
             width = int.from_bytes(frame[3:5], "big")
-            if height * width * frame[5] > limits.tile_bytes:
-                raise ValueError(f"it claims {width} x {height} pixels")
-            if frame[0] == 8 and height and width and frame[5] in (1, 3):
-                ranges = (np.full((1, 1, 1), value, np.int64) for value in (offset, length))
-                grid = TileGrid(height, width, *ranges)
-                return side_by_side(
-                    grid, plain_encoding(COMPRESSION.JPEG, frame[5], "uint8", color)
+            bits, samples = frame[0], frame[5]
+            if samples == 4:
+                raise ValueError("it is a CMYK JPEG, which is not supported")
+            if bits != BITS or samples not in (1, 3):
+                raise ValueError(
+                    f"it is a JPEG of {samples} x {bits} bits per pixel, which is not supported"
                 )
-    raise ValueError("it is an unsupported kind of JPEG")
+            if not (height and width):
+                raise ValueError("its header does not state its size")
+            if height * width * samples > limits.tile_bytes:
+                raise LargePictureError(f"it claims {width} x {height} pixels")
+            ranges = (np.full((1, 1, 1), value, np.int64) for value in (offset, length))
+            grid = TileGrid(height, width, *ranges)
+            return side_by_side(grid, plain_encoding(COMPRESSION.JPEG, samples, "uint8", color))
+    raise DamagedPictureError("it has no JPEG frame")
 
 
 def side_by_side(grid: TileGrid, tile_encoding: Encoding) -> LevelLayout:

@@ -44,9 +44,20 @@ def pages_of(
         held = (first.parent.filehandle.size - series.dataoffset) // first.nbytes
         if held >= count:
             return [_contiguous_page(first, number) for number in numbers]
+    if first.imagedepth != 1:
+        raise volume_error(first)
+    pages = "1 page" if len(series.pages) == 1 else f"{len(series.pages)} pages"
     raise UnsupportedSlideError(
-        f"'{first.parent.filename}' holds {len(series.pages)} pages, but its axes declare "
-        f"{count}; save it as OME-TIFF."
+        f"'{first.parent.filename}' holds {pages}, but its axes declare {count}; save it as "
+        "OME-TIFF."
+    )
+
+
+def volume_error(page: TiffPage) -> UnsupportedSlideError:
+    """Return the error for a page that holds several planes, as SGI's tag ImageDepth states."""
+    return UnsupportedSlideError(
+        f"'{page.parent.filename}' holds a volume of {page.imagedepth} planes in one image "
+        "(ImageDepth), which is not supported; save each plane as a separate image."
     )
 
 

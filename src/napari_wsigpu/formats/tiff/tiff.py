@@ -19,7 +19,7 @@ from napari_wsigpu.codecs.compressions import is_of_images
 from napari_wsigpu.codecs.jpeg import strip_metadata
 from napari_wsigpu.formats.pictures import associated_name
 from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
-from napari_wsigpu.formats.tiff.frames import pages_of
+from napari_wsigpu.formats.tiff.frames import pages_of, volume_error
 from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -701,10 +701,7 @@ def _build_level(
     colors = table is not None and page.photometric == PHOTOMETRIC.PALETTE
     channels = 3 if colors else page.samplesperpixel * len(pages)
     if (layer is None or page.tiledepth != 1) and page.imagedepth != 1:
-        raise UnsupportedSlideError(
-            f"'{path}' holds a volume of {page.imagedepth} planes in one image; "
-            "save each plane as a separate image."
-        )
+        raise volume_error(page)
     _check_size(page, width, height, channels, path)
     tiled = page.is_tiled
     tile_height = page.tilelength if tiled else page.rowsperstrip
