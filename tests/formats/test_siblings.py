@@ -1,6 +1,7 @@
 """Images whose pages lie in several files are those that tifffile reads, from any of these."""
 
 import os
+import re
 import struct
 import time
 import tracemalloc
@@ -232,9 +233,30 @@ def test_ome_with_missing_planes(tmp_path, several):
         each.write_bytes(each.read_bytes().replace(b'SizeT="2"', b'SizeT="7"'))
     with open_slide(paths[0]) as slide:
         [problem] = slide.layout.problems
-        assert problem.startswith("The stack has 70 planes, but the files in this folder hold 20;")
+        assert problem == (
+            "The OME-XML declares 70 planes, but gives a valid page for only 20 of them; export "
+            "the image again."
+        )
         with pytest.raises(SlideError, match="missing"):
             slide.read_region((0, 0), 0, (8, 8), t=6)
+
+
+@pytest.mark.parametrize("place", ['FirstC="7" IFD="2"', 'FirstC="0" IFD="2"', 'IFD="9"'])
+def test_ome_with_a_wrong_plane_position(tmp_path, place):
+    path = tmp_path / "a.ome.tif"
+    pixels = np.arange(3 * 40 * 50, dtype=np.uint16).reshape(3, 40, 50)
+    tifffile.imwrite(path, pixels, metadata={"axes": "CYX", "Channel": {"Name": list("abc")}})
+    places = 'FirstC="0" IFD="0"', 'FirstC="1" IFD="1"', place
+    data = "".join(f'<TiffData {each} PlaneCount="1"/>' for each in places)
+    xml = re.sub("<TiffData.*</Pixels>", f"{data}</Pixels>", tifffile.tiffcomment(path))
+    tifffile.tiffcomment(path, xml)
+    with open_slide(path) as slide:
+        assert slide.layout.problems == (
+            "The OME-XML declares 3 planes, but gives a valid page for only 2 of them; export the "
+            "image again.",
+            "1 of 3 channels are missing from the file.",
+        )
+        np.testing.assert_array_equal(slide.levels[0][..., 1], pixels[1])
 
 
 def test_ome_without_plane_positions(tmp_path):

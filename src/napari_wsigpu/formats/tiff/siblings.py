@@ -222,6 +222,11 @@ def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
     found = sum(page is not None for page in series.pages)
     if stated <= found:
         return None
+    if series.kind == "ome":  # no file is missing, or `ome` would not trust the XML
+        return (
+            f"The OME-XML declares {stated} planes, but gives a valid page for only {found} of "
+            "them; export the image again."
+        )
     return (
         f"The stack has {stated} planes, but the files in this folder hold {found}; copy any "
         "missing files to this folder."
