@@ -189,6 +189,23 @@ def ome_xml(*parts, attributes=""):
 MAIN = image("Slide", 320, 256, 0)
 
 
+@pytest.mark.parametrize("side", ["SizeX", "SizeY"])
+def test_xml_of_another_size_is_reported(tmp_path, side):
+    path = tmp_path / "slide.ome.tif"
+    pixels = np.arange(2 * 64 * 64, dtype=np.uint16).reshape(2, 64, 64)
+    metadata = {"axes": "CYX", "Channel": {"Name": ["a", "b"]}, "PhysicalSizeX": 0.5}
+    tifffile.imwrite(path, pixels, metadata=metadata)
+    xml = tifffile.tiffcomment(path).replace(f'{side}="64"', f'{side}="65"')
+    tifffile.tiffcomment(path, xml)
+    with open_slide(path) as slide:
+        np.testing.assert_array_equal(slide.levels[0][..., 1], pixels[1])
+        assert slide.mpp is None
+        assert slide.layout.problems == (
+            "The OME-XML describes no image of 64 x 64 pixels and is ignored.",
+            ome.PAGES_AS_CHANNELS,
+        )
+
+
 class TestSeveralImages:
     def test_label_and_macro(self, tmp_path):
         path = tmp_path / "slide.ome.tif"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SAMPLES = (("red", "#ff0000"), ("green", "#00ff00"), ("blue", "#0000ff"))
 NOT_LENGTHS = {"pixel", "reference frame"}
 CONTRADICTION = "The OME-XML contradicts itself and is ignored."
+OTHER_SIZES = "The OME-XML describes no image of {} x {} pixels and is ignored."
 PAGES_AS_CHANNELS = (
     "The pages of this file are shown as channels, in file order; they may be planes."
 )
@@ -84,15 +85,21 @@ def parse(
     layout = tiff.layout_of(file, source, at)
     main = tiff.main_image(file, source.path)
     page = tiff.keyframe(main)
+    index: int | None = None
+    if root is not None and distrust != CONTRADICTION:
+        same_size = _of_size(main, root)
+        if main.kind == "ome":
+            index = _index_of(main, file, same_size)
+        elif len(same_size) == 1:
+            [index] = same_size
+        elif not same_size and distrust is None:
+            distrust = OTHER_SIZES.format(*tiff.size(main))
     if distrust is not None and len(layout.files) == 1:
         unnamed = not layout.rgb and layout.levels[0].channels > 1
         added = (distrust, PAGES_AS_CHANNELS) if unnamed else (distrust,)
         layout = replace(layout, problems=(*layout.problems, *added))
-    if root is None or distrust == CONTRADICTION:
-        return pixel_size.with_size(layout, file, page)
-    index = _index_of(main, file, root) if main.kind == "ome" else _only_one_of(main, root)
-    description = None if index is None else describe(root, index)
-    if description is None:
+    description = None if root is None or index is None else describe(root, index)
+    if root is None or index is None or description is None:
         return pixel_size.with_size(layout, file, page)
     if distrust is None and main.kind != "ome":
         layout = replace(layout, problems=(*layout.problems, *_unplaced(description, layout)))
@@ -104,9 +111,7 @@ def parse(
     if main.kind == "ome" and len(channels) > count:  # the pages of some channels are missing
         held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
         channels = tuple(channels[index] for index in held if index < len(channels))
-    elif (
-        index is not None and distrust is not None and flat and len(channels) > count
-    ):  # other files are missing
+    elif distrust is not None and flat and len(channels) > count:  # other files are missing
         held = _channels_of_file(root, index, file.filename)
         if len(held) == count and max(held) < len(channels):
             channels = tuple(channels[index] for index in held)
@@ -348,17 +353,23 @@ def _is_sound(element: Element) -> bool:
     return True
 
 
-def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
+def _of_size(main: TiffPageSeries, root: Element) -> list[int]:
+    """Return the indices of the XML's images that are as large as a series."""
+    size = tiff.size(main)
+    return [
+        index
+        for index, image in enumerate(markup.children(root, "Image"))
+        if (pixels := markup.child(image, "Pixels")) is not None
+        and tuple(positive_number(pixels.get(f"Size{axis}")) for axis in "XY") == size
+    ]
+
+
+def _index_of(main: TiffPageSeries, file: TiffFile, same_size: Sequence[int]) -> int:
     """Return the index of a series' image in the XML; images of one size are matched in order."""
     size = tiff.size(main)
-    same_size = [series for series in tiff.images(file) if tiff.size(series) == size]
-    indices = []
-    for index, image in enumerate(markup.children(root, "Image")):
-        pixels = markup.child(image, "Pixels")
-        if pixels is not None and size == tuple(int(pixels.attrib[f"Size{a}"]) for a in "XY"):
-            indices.append(index)
-    index = same_size.index(main)
-    return indices[index] if index < len(indices) else 0
+    series = [each for each in tiff.images(file) if tiff.size(each) == size]
+    number = series.index(main)
+    return same_size[number] if number < len(same_size) else 0
 
 
 def _channels_of_file(root: Element, index: int, filename: str) -> list[int]:
@@ -385,21 +396,6 @@ def _channels_of_file(root: Element, index: int, filename: str) -> list[int]:
         held |= {page + plane: first + plane for plane in range(min(planes, limits.planes))}
     found = [held[page] for page in sorted(held)]
     return found if len(set(found)) == len(found) and min(found, default=-1) >= 0 else []
-
-
-def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
-    """Return the index of the XML's only image of a series' size; None unless there is exactly one.
-
-    Used for series that tifffile did not build from the XML.
-    """
-    size = tuple(map(str, tiff.size(main)))
-    found = [
-        index
-        for index, image in enumerate(markup.children(root, "Image"))
-        if (pixels := markup.child(image, "Pixels")) is not None
-        and (pixels.get("SizeX"), pixels.get("SizeY")) == size
-    ]
-    return found[0] if len(found) == 1 else None
 
 
 def _unplaced(description: OmeDescription, layout: SlideLayout) -> list[str]:
