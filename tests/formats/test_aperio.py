@@ -78,6 +78,7 @@ def test_pages_of_other_samples_are_no_planes(tmp_path):
     with open_slide(tiffbytes.write(tmp_path / "slide.svs", pages)) as slide:
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
         assert (slide.planes.size_z, slide.layout.unselectable_planes) == (1, 1)
+        assert slide.layout.problems[1:] == ("1 of 2 planes can't be selected and are not shown.",)
 
 
 def test_a_label_of_fewer_bits_than_the_slide(tmp_path):

@@ -316,8 +316,11 @@ def test_unusable_xml(tmp_path, xml):
     path = tmp_path / "slide.ome.tif"
     pixels, _ = write(path, xml)
     with open_slide(path) as slide:
-        (problem,) = slide.layout.problems
+        *others, problem = slide.layout.problems
         assert "OME-XML" in problem
+        # An XML that is read as that of a renamed file doesn't mention the other images.
+        not_shown = "2 more image(s) of the file are not shown: 30 x 40, 60 x 20."
+        assert others == ([] if problem == ome.RENAMED else [not_shown])
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
 

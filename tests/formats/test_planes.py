@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.model.errors import PlaneError
+from napari_wsigpu.model.errors import PlaneError, UnsupportedSlideError
 from tests.writers import czis, dicomslides, ndpi, slides, tiffbytes, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")
@@ -422,6 +422,35 @@ def test_the_scale_of_imagej(tmp_path, unit, size):
         assert slide.planes.time_step == 2.5
         assert slide.planes.z_spacing == (size and pytest.approx(1.5 * size))
         assert slide.mpp == (size and pytest.approx((0.25 * size, 0.5 * size)))
+
+
+@pytest.mark.parametrize(
+    ("stated", "declared"),
+    [
+        ("images=99", 99),
+        ("images=99\nslices=99", 99),
+        ("images=20\nchannels=3\nslices=9", 27),
+        ("images=10\nslices=10", 10),
+        ("images=20\nslices=20", None),
+        ("images=20\nchannels=2\nframes=10", None),
+    ],
+)
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_imagej_with_another_number_of_planes(tmp_path, stated, declared, contiguous):
+    path = tmp_path / "a.tif"
+    pixels = np.arange(20 * 64 * 80, dtype=np.uint16).reshape(20, 64, 80)
+    description = f"ImageJ=1.53t\n{stated}\n"
+    with tifffile.TiffWriter(path) as file:
+        for index, plane in enumerate(pixels):
+            text = None if index else description
+            file.write(plane, contiguous=contiguous, metadata=None, description=text)
+    if declared == 10 and not contiguous:
+        with pytest.raises(UnsupportedSlideError, match="holds 20 pages, but its axes declare 10"):
+            open_slide(path, "cpu")
+        return
+    with open_slide(path, "cpu") as slide:
+        expected = f"ImageJ's description declares {declared} planes, but the file holds 20."
+        assert slide.layout.problems[:1] == ((expected,) if declared else ())
 
 
 def test_stack_with_fewer_pages_than_declared(tmp_path):

@@ -268,8 +268,8 @@ def test_ome_without_plane_positions(tmp_path):
     path.write_bytes(data.replace(place, bytes(len(place)).replace(b"\0", b" ")))
     with open_slide(path) as slide:
         assert slide.layout.problems == (
-            "The OME-XML declares 20 planes without their positions in the file; 1 of them can be "
-            "shown.",
+            "The OME-XML declares 20 planes without their positions in the file; 19 of them can't "
+            "be selected.",
         )
 
 

@@ -172,6 +172,20 @@ class TestPyramids:
         path = write(tmp_path, page(small, photometric=1), page(large), page(small, photometric=1))
         with open_slide(path) as slide:
             assert_levels(slide, [large])
+            assert slide.layout.problems == (
+                "1 more image(s) of the file are not shown: 200 x 77 (2 planes).",
+            )
+
+    @pytest.mark.parametrize("metadata", [{}, None])
+    def test_planes_along_an_unnamed_axis_are_reported(self, tmp_path, metadata):
+        path = tmp_path / "slide.tif"
+        pixels = np.moveaxis(slides.picture(64, 80, 20), -1, 0)
+        tifffile.imwrite(path, pixels, photometric="minisblack", metadata=metadata)
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels[0, ..., np.newaxis]])
+            assert slide.layout.problems == (
+                "19 of 20 planes can't be selected and are not shown.",
+            )
 
     @pytest.mark.parametrize(("axes", "hidden"), [("ZYX", 5), ("TYX", 5), ("CYX", 0)])
     def test_planes_of_a_stack_are_counted(self, tmp_path, axes, hidden):
@@ -462,7 +476,8 @@ def test_reduced_image_without_its_base_is_reported(tmp_path, height):
     tiffbytes.write(path, pages)
     with open_slide(path) as slide:
         assert slide.level_dimensions == ((48, 32), (24, 16))
-        [problem] = slide.layout.problems
+        others, problem = slide.layout.problems
+        assert others == f"1 more image(s) of the file are not shown: 96 x {height}."
         assert problem.startswith("The largest image is marked as a reduced version of another one")
 
 

@@ -71,6 +71,7 @@ IMAGES_TRUNCATED = (
     "The file is truncated: its list of images continues beyond its end, so levels, planes or "
     "associated images may be missing; get a fresh copy of it."
 )
+UNSELECTABLE = "can't be selected"
 QUOTED = re.compile(r"'([^']{1,255})'")
 # Characters that may start a quotation from the file in a parser's error message.
 QUOTATION = re.compile(r"[\n'\"{\[<]")
@@ -186,6 +187,11 @@ def _checked(layout: SlideLayout) -> SlideLayout:
         folder = path.removesuffix(Path(path).name)
         problems = [text.replace(f"'{folder}", "'") for text in problems]
     problems = [_without_siblings(text, layout) for text in problems]
+    hidden = layout.unselectable_planes
+    if hidden and not any(UNSELECTABLE in text for text in problems):
+        problems.append(
+            f"{hidden} of {hidden + layout.planes.count} planes {UNSELECTABLE} and are not shown."
+        )
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +55,33 @@ def scale_of(file: TiffFile, page: TiffPage) -> Scale:
     interval = positive_number(metadata.get("finterval"))
     unit = units.seconds(metadata.get("tunit", "s"))
     return Scale(mpp, spacing, interval * unit if interval and unit else None)
+
+
+def contradiction(file: TiffFile, kind: str, planes: int) -> str | None:
+    """Return a problem if ImageJ's metadata declares another number of planes than the file holds.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The file.
+    kind : str
+        Kind of the series that tifffile found; "imagej" if it follows ImageJ's metadata.
+    planes : int
+        Number of planes of this series.
+    """
+    metadata = file.imagej_metadata if file.is_imagej else None
+    if not metadata or kind not in ("imagej", "generic", "uniform"):
+        return None
+    counts = [metadata.get(name, 1) for name in ("images", "channels", "slices", "frames")]
+    images, *lengths = (count if isinstance(count, int) else 1 for count in counts)
+    # Some writers count the samples of a page as channels.
+    declared, samples = max(images, math.prod(lengths)), file.pages.first.samplesperpixel
+    held = len(file.pages)
+    if kind == "imagej" and held <= planes:
+        held = planes  # without directories, if the file is larger than 4 GiB
+    if declared <= held * samples and not (kind == "imagej" and held > planes):
+        return None
+    return f"ImageJ's description declares {declared} planes, but the file holds {held}."
 
 
 def channels(

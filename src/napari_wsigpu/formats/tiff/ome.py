@@ -39,7 +39,6 @@ RENAMED = (
     "as that file, renamed."
 )
 LONGEST_KEPT = 1 << 18
-MOST_NAMED = 5
 # Files of one image, each of which holds a plane, a channel or a time point.
 MOST_FILES = 1024
 TIFF_DATA_NUMBERS = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
@@ -405,8 +404,8 @@ def _unplaced(description: OmeDescription, layout: SlideLayout) -> list[str]:
     if stated <= shown:
         return []
     return [
-        f"The OME-XML declares {stated} planes without their positions in the file; {shown} of "
-        "them can be shown."
+        f"The OME-XML declares {stated} planes without their positions in the file; "
+        f"{stated - shown} of them can't be selected."
     ]
 
 
@@ -430,13 +429,7 @@ def _other_images(
             associated[name] = AssociatedLayout(name, level, icc=tiff.icc_range(series.keyframe))
         except SlideError as error:
             problems.append(f"The {name} image is left out: {error}")
-    if unshown:
-        more = ", ..." if len(unshown) > MOST_NAMED else ""
-        problems.append(
-            f"{len(unshown)} more image(s) of the file are not shown: "
-            f"{', '.join(unshown[:MOST_NAMED])}{more}."
-        )
-    return tuple(associated.values()), problems
+    return tuple(associated.values()), problems + tiff.images_not_shown(unshown)
 
 
 def _record(root: Element) -> Metadata:

@@ -71,6 +71,8 @@ SPARE_BYTES = 1 << 16
 RAW_BLOCK = 4 << 20  # bytes of the blocks into which long uncompressed strips are divided
 # A short axis without a name (I or Q) counts as channels, a longer one as planes.
 UNNAMED_CHANNELS = 5
+PLAIN_KINDS = "generic", "uniform", "shaped"  # of series, without a scanner's metadata
+MOST_LISTED = 5  # images that are not shown
 # Up to this many channels, each page is checked for a channel name.
 MOST_NAMED = 1024
 TEXT_TAGS = {
@@ -143,9 +145,18 @@ def layout_of(
     main = main_image(file, source.path)
     at = at or _default_plane(main)
     files = PageFiles(file, source, main)
-    levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
+    pyramid = _pyramid(file, main)
+    levels = [series_level(series, source.path, files, at) for series in pyramid]
     page = keyframe(main)
-    problems = [problem for problem in (contradiction, stack_problem(file, main)) if problem]
+    stated_wrongly = imagej.contradiction(file, main.kind, _image_count(main))
+    found = contradiction, stated_wrongly, stack_problem(file, main)
+    problems = [problem for problem in found if problem]
+    if main.kind in PLAIN_KINDS:
+        problems += images_not_shown(
+            _size_and_planes(series)
+            for series in images(file)
+            if series not in pyramid and not keyframe(series).is_reduced
+        )
     levels += _imagej_levels(file, main, at, levels[0], source.path, problems)
     held, stated = held_channels(main, at), len(_all_pages(main, at))
     if len(held) < stated:
@@ -153,7 +164,7 @@ def layout_of(
     if page.is_reduced:
         problems.append(REDUCED_ONLY)
     channels = imagej.channels(file, _image_count(main), stated, _shown_of(main, at))
-    if not channels and main.kind in ("generic", "uniform", "shaped"):
+    if not channels and main.kind in PLAIN_KINDS:
         channels = _page_names(_channel_pages(main, at))
     layout = slide_layout(
         files.whole, "generic-tiff", levels, page, channels=channels, problems=problems
@@ -458,6 +469,23 @@ def images(file: TiffFile) -> list[TiffPageSeries]:
     ]
 
 
+def _size_and_planes(series: TiffPageSeries) -> str:
+    (width, height), planes = size(series), _image_count(series)
+    return f"{width} x {height}{f' ({planes} planes)' if planes > 1 else ''}"
+
+
+def images_not_shown(names: Iterable[str]) -> list[str]:
+    """Return a problem that lists images which are not shown; an empty list if there are none."""
+    found = list(names)
+    if not found:
+        return []
+    more = ", ..." if len(found) > MOST_LISTED else ""
+    return [
+        f"{len(found)} more image(s) of the file are not shown: "
+        f"{', '.join(found[:MOST_LISTED])}{more}."
+    ]
+
+
 def main_image(file: TiffFile, path: str) -> TiffPageSeries:
     """Return the largest image of a file; a label or macro image only if there is no other.
 
@@ -510,7 +538,7 @@ def size(series: TiffPageSeries) -> tuple[int, int]:
 def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
     """Return the levels that tifffile found, and reduced images that it lists separately."""
     levels = list(main.levels)
-    if main.kind in ("generic", "uniform", "shaped"):
+    if main.kind in PLAIN_KINDS:
         known = {size(level) for level in levels}
         others = [level for series in file.series if series is not main for level in series.levels]
         for series in others:
