@@ -443,6 +443,24 @@ class TestRefused:
             with open_slide(tmp_path / name) as copy:
                 np.testing.assert_array_equal(copy.levels[0][...], expected)
 
+    @pytest.mark.parametrize("planar", [False, True])
+    def test_empty_tiles_with_a_position_are_reported(self, tmp_path, planar):
+        pixels = slides.picture(96, 90)
+        made = page(pixels, missing=[2, 5], planar=planar)
+        path = write(tmp_path, made)
+        with open_slide(path) as slide:
+            assert slide.layout.problems == ()
+            sparse = slide.levels[0][...]
+        with tifffile.TiffFile(path) as file:
+            made.tags[324] = LONG, [place or 8 for place in file.pages.first.dataoffsets]
+        write(tmp_path, made)
+        with open_slide(path) as slide:
+            assert slide.layout.problems == (
+                "2 tiles have a position in the file, but a size of 0 bytes; background is shown "
+                "instead, which may hide damage.",
+            )
+            np.testing.assert_array_equal(slide.levels[0][...], sparse)
+
     def test_all_tiles_beyond_the_end(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))
         with pytest.raises(CorruptSlideError, match="truncated"):

@@ -128,7 +128,8 @@ class _Writer:
         tags = dict(item.tags)
         places, counts = (324, 325) if 322 in tags else (273, 279)
         kind = LONG8 if self.bigtiff else LONG
-        tags.setdefault(places, (kind, [self.append(segment) for segment in item.segments]))
+        offsets = [self.append(segment) if segment else 0 for segment in item.segments]
+        tags.setdefault(places, (kind, offsets))
         tags.setdefault(counts, (kind, [len(segment) for segment in item.segments]))
         if item.subifds:
             tags[330] = (kind, [0] * len(item.subifds))

@@ -249,7 +249,7 @@ def slide_layout(
         scan_date=tags.get("DateTime"),
         icc=icc_range(page),
         files=(source,),
-        problems=(*problems, *_unconverted(page)),
+        problems=(*problems, *_unconverted(page), *_emptied(levels)),
     )
 
 
@@ -263,6 +263,25 @@ def _unconverted(page: TiffPage) -> Iterator[str]:
     orientation = page.tags.valueof(Tag.ORIENTATION, 1)
     if orientation in range(2, 9):
         yield NOT_ORIENTED.format(int(orientation))
+
+
+def _emptied(levels: Sequence[LevelLayout]) -> Iterator[str]:
+    """Yield a problem if tiles have a position, but no bytes.
+
+    OpenSlide and tifffile treat them as tiles that were never written, whose position is 0.
+    """
+    grids = [level.grid for level in levels if level.missing == "background"]
+    empty = sum(
+        int(((grid.byte_counts == 0) & (grid.offsets > 0)).any(axis=0).sum())
+        for grid in grids
+        if not grid.byte_counts.all()
+    )
+    if empty:
+        tiles = "1 tile has" if empty == 1 else f"{empty} tiles have"
+        yield (
+            f"{tiles} a position in the file, but a size of 0 bytes; background is shown instead, "
+            "which may hide damage."
+        )
 
 
 def pages(file: TiffFile) -> list[TiffPage]:
