@@ -144,7 +144,7 @@ def test_chunk_larger_than_its_metadata_says(server, images, tmp_path, location)
     server.folder = tmp_path
     with (
         open_slide(server.url("shards.zarr"), device="cpu") as slide,
-        pytest.raises(TileError, match="its chunks can't be read"),
+        pytest.raises(TileError, match=r"its chunks? .*can't be read"),
     ):
         slide.read_region((0, 0), (300, 300))
 

@@ -100,6 +100,6 @@ class TestCodecsOfShards:
         shutil.copy(large / "0/c/0/0/0", small / "0/c/0/0/0")
         with (
             open_slide(small, "cpu") as slide,
-            pytest.raises(TileError, match="chunks can't be read"),
+            pytest.raises(TileError, match=r"chunks? .*can't be read"),
         ):
             slide.read_region((3, 3), (8, 8))

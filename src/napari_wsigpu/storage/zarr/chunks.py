@@ -330,7 +330,7 @@ def find_chunks(
     outer = encoding.shard or encoding.chunk
     chunks: list[Chunk] = []
     complete = True
-    splits = [_split(axis, size) for axis, size in zip(axes, encoding.chunk, strict=True)]
+    splits = [split(axis, size) for axis, size in zip(axes, encoding.chunk, strict=True)]
     indices: dict[tuple[int, ...], ChunkIndex | None] = {}
     for parts in product(*splits):
         position = tuple(part[0] for part in parts)
@@ -352,7 +352,7 @@ def find_chunks(
     return chunks, complete
 
 
-def _split(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
+def split(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
     """Split an axis at chunk boundaries.
 
     Returns

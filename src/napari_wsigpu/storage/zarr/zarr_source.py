@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,7 @@ from napari_wsigpu.storage.remote.connection import MAX_CONCURRENT
 from napari_wsigpu.storage.source import DecodedSource, DecodedTile, Unreadable
 from napari_wsigpu.storage.zarr.archive import ZipArchive
 from napari_wsigpu.storage.zarr.array import brief, open_array
-from napari_wsigpu.storage.zarr.chunks import Axis, chunk_encoding, find_chunks, local_files
+from napari_wsigpu.storage.zarr.chunks import Axis, chunk_encoding, find_chunks, local_files, split
 from napari_wsigpu.storage.zarr.guard import decode_blosc
 from napari_wsigpu.storage.zarr.server import KeyFolder, ZarrServer
 
@@ -176,7 +177,9 @@ class ZarrTiles(DecodedSource):
             if isinstance(error, OSError) and error.errno is not None:
                 raise file_error(error.filename or self._path, error) from error
             # Codecs raise arbitrary exceptions for damaged chunks; other tiles must still be read.
-            raise ValueError(f"its chunks can't be read ({brief(error)})") from error
+            damaged = _damaged_chunk(tile, opened.array)
+            which = "chunks" if damaged is None else f"chunk {damaged}"
+            raise ValueError(f"its {which} can't be read ({brief(error)})") from error
         return len(view)
 
     def _read_chunks(
@@ -352,6 +355,25 @@ def _read_with_zarr(tile: DecodedTile, array: zarr.Array, canvas: Array) -> None
         canvas[...] = _fill_value(array)
     pixels = array[tuple(slice(axis.start, axis.start + axis.length) for axis in axes)]
     _paste(canvas[tuple(map(slice, lengths))], np.asarray(pixels), tile.image)
+
+
+def _damaged_chunk(tile: DecodedTile, array: zarr.Array) -> tuple[int, ...] | None:
+    """Return the index of a tile's first chunk that zarr can't read; None if it reads all of them.
+
+    A tile covers several chunks if these are small.
+    """
+    splits = [split(axis, size) for axis, size in zip(_axes(tile), array.chunks, strict=True)]
+    for parts in product(*splits):
+        index = tuple(number for number, _, _ in parts)
+        first = (
+            number * size + inside.start
+            for (number, inside, _), size in zip(parts, array.chunks, strict=True)
+        )
+        try:
+            array[tuple(slice(start, start + 1) for start in first)]
+        except Exception:  # codecs raise arbitrary exceptions
+            return index
+    return None
 
 
 def _decode(files: ChunkFiles, chunk: Chunk, encoding: ChunkEncoding, memory: ByteArray) -> None:
