@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import zlib
 
 import numpy as np
@@ -368,6 +369,19 @@ class TestRefused:
         path = write(tmp_path, page(slides.picture(80, 90), more=more))
         with pytest.raises(error, match=r"slide\.tif"):
             open_slide(path).close()
+
+    @pytest.mark.parametrize(
+        ("tag", "reason"),
+        [
+            ({277: (SHORT, 0)}, "is damaged (a value is missing); get"),
+            ({256: (LONG, 0)}, "holds an image without pixels; get"),
+        ],
+    )
+    def test_zeros_are_no_python_errors(self, tmp_path, tag, reason):
+        description = '{"shape": [80, 90, 3]}'
+        made = page(slides.picture(80, 90), more=tag, description=description)
+        with pytest.raises(CorruptSlideError, match=re.escape(reason)):
+            open_slide(write(tmp_path, made))
 
     @pytest.mark.parametrize("tile", [None, (32, 48)])
     def test_volume(self, tmp_path, tile):

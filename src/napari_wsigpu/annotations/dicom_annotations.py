@@ -24,6 +24,7 @@ from napari_wsigpu.annotations.geojson import (
 )
 from napari_wsigpu.model.errors import AnnotationError, SlideError, file_error
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.reasons import parser_reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -163,8 +164,7 @@ def damage_errors(problem: str, advice: str = "export the file again") -> Iterat
     except SlideError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise AnnotationError(f"{problem} ({reason}); {advice}.") from error
+        raise AnnotationError(f"{problem} ({parser_reason(error)}); {advice}.") from error
 
 
 def read_data_set(name: str, encapsulated: Collection[str] = ()) -> Dataset:

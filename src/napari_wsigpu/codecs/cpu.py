@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tile_decoder
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.reasons import codec_reason
 from napari_wsigpu.storage.buffers import TileMemory
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class PendingCpuBatch:
                 self._error = error
                 self._cancelled = True
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
-                self._failures[number] = str(error) or type(error).__name__
+                self._failures[number] = codec_reason(error)
             else:
                 pixels[number] = out
                 deliver((number,))

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import stat
-import struct
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +30,9 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
     file_error,
-    shortened,
 )
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
+from napari_wsigpu.model.reasons import parser_reason
 from napari_wsigpu.model.tags import TIFF_MAGIC
 from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.bounded import BoundedReader
@@ -445,7 +444,5 @@ def _as_slide_errors(name: str, structure: str = "") -> Iterator[None]:
 
 def _brief(error: Exception) -> str:
     """Return an error's message up to its first quotation, which may name a patient."""
-    if isinstance(error, struct.error):
-        return "a tag ends too early"
-    own = QUOTATION.split(str(error), maxsplit=1)[0].rstrip(" :=(")
-    return shortened(own) or type(error).__name__
+    own = QUOTATION.split(parser_reason(error), maxsplit=1)[0].rstrip(" :=(")
+    return own or "its structure is invalid"

@@ -57,10 +57,10 @@ from napari_wsigpu.model.errors import (
     SlideError,
     UnsupportedSlideError,
     file_error,
-    shortened,
 )
 from napari_wsigpu.model.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.reasons import parser_reason
 from napari_wsigpu.model.tags import COMPRESSION, DICOM_RLE, JPEG_LS, PHOTOMETRIC
 from napari_wsigpu.model.tags import HTJ2K as HIGH_THROUGHPUT
 from napari_wsigpu.storage.bounded import BoundedReader
@@ -411,10 +411,9 @@ def without_warnings() -> Iterator[None]:
 
 
 def _damaged(path: Named, error: Exception) -> CorruptSlideError:
-    reason = shortened(str(getattr(error, "error", error)).split("\n")[0].rstrip("."))
+    reason = parser_reason(getattr(error, "error", error))
     return CorruptSlideError(
-        f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
-        "get a fresh copy of it."
+        f"The DICOM file '{path}' is damaged ({reason}); get a fresh copy of it."
     )
 
 

@@ -322,7 +322,7 @@ def distrust_shape(file: TiffFile) -> str | None:
     try:
         description = file.pages.first.shaped_description or ""
         consistent = _has_shape(file, json.loads(description)["shape"])
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
         consistent = False
     if consistent:
         return None

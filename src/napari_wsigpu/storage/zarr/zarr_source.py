@@ -16,13 +16,14 @@ import numpy as np
 
 from napari_wsigpu.model.errors import SlideError, UnsupportedArrayError, file_error
 from napari_wsigpu.model.layout import SHOWN
+from napari_wsigpu.model.reasons import codec_reason
 from napari_wsigpu.storage.buffers import TileMemory
 from napari_wsigpu.storage.file_source import check_unchanged
 from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.remote.connection import MAX_CONCURRENT
 from napari_wsigpu.storage.source import DecodedSource, DecodedTile, Unreadable
 from napari_wsigpu.storage.zarr.archive import ZipArchive
-from napari_wsigpu.storage.zarr.array import brief, open_array
+from napari_wsigpu.storage.zarr.array import open_array
 from napari_wsigpu.storage.zarr.chunks import Axis, chunk_encoding, find_chunks, local_files, split
 from napari_wsigpu.storage.zarr.guard import decode_blosc
 from napari_wsigpu.storage.zarr.server import KeyFolder, ZarrServer
@@ -179,7 +180,7 @@ class ZarrTiles(DecodedSource):
             # Codecs raise arbitrary exceptions for damaged chunks; other tiles must still be read.
             damaged = _damaged_chunk(tile, opened.array)
             which = "chunks" if damaged is None else f"chunk {damaged}"
-            raise ValueError(f"its {which} can't be read ({brief(error)})") from error
+            raise ValueError(f"its {which} can't be read ({codec_reason(error)})") from error
         return len(view)
 
     def _read_chunks(
