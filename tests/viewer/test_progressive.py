@@ -33,7 +33,7 @@ from napari_wsigpu.viewer.drawing import slice_request as requests
 from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 from tests.conftest import has_display
 from tests.test_display_color import with_profile
-from tests.writers import slides
+from tests.writers import slides, tiffbytes
 
 PLUGIN = "napari-wsigpu"
 MAGENTA = (255, 0, 255)
@@ -392,6 +392,40 @@ def test_a_cleared_cache_makes_nobody_wait(viewer, slicing, gate):
     gate.set()
     napari_wsigpu.wait(layer, 30)
     np.testing.assert_array_equal(*decoded(layer))
+
+
+@pytest.mark.parametrize("steps", [(1,), (1, 2, 4)])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_damaged_tiles_of_a_small_slide_are_hatched(viewer, tmp_path, steps, samples):
+    """napari reads a level that fits into the canvas before the display can replace its tiles."""
+    pixels = slides.picture(300, 400, samples)
+    damaged = np.s_[64:128, 192:256]
+    pages = [
+        tiffbytes.page(
+            pixels[::step, ::step],
+            tiffbytes.deflate,
+            compression=8,
+            photometric=2 if samples == 3 else 1,
+            tile=(64, 64),
+            subfile_type=int(step > 1),
+        )
+        for step in steps
+    ]
+    tiles = list(pages[0].segments)
+    tiles[7 + 3] = bytes(99)
+    pages[0].segments = tiles
+    path = tiffbytes.write(tmp_path / "small.tif", pages)
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    look_at(viewer, layer, 150, 200, 2)
+    napari_wsigpu.wait(layer, 30)
+    assert layer.data_level == 0
+    raw, exact = shown(layer)
+    assert raw.shape[:2] == (300, 400)
+    assert {*raw[damaged].ravel().tolist()} == {0, 255}
+    assert (exact[damaged] == 0).all()  # scripts get no drawing
+    raw, expected = raw.copy(), pixels if samples == 3 else pixels[..., 0]
+    raw[damaged] = expected[damaged]
+    np.testing.assert_array_equal(raw, expected)
 
 
 def test_failed_tiles_do_not_keep_a_display_waiting(viewer, damaged_slide):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from napari_wsigpu.reading.cache import TileKey
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from napari_wsigpu.codecs.color import Color, ColorTable
     from napari_wsigpu.model.arrays import Array, DType
     from napari_wsigpu.model.layout import PyramidLevel, SlideLayout
-    from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.log import TileLog
 
     Tiles = dict[tuple[int, int], Array]
@@ -106,6 +107,29 @@ class DisplaySource:
         return pixels
 
     @property
+    def has_failures(self) -> bool:
+        """Whether any tile has failed to decode."""
+        return self._log.has_failed()
+
+    def hatch(self, level: int, pixels: Array, background: float | Array) -> Array:
+        """Return a whole level with its damaged tiles hatched, as `read_tiles` returns them."""
+        if not self.has_failures:
+            return pixels
+        layout = next(each.layout for each in self._pyramid if each.number == level)
+        found = pixels
+        for row, column in np.ndindex(layout.grid.rows, layout.grid.columns):
+            if not self._log.has_failed(TileKey(self.slide, level, row, column)):
+                continue
+            rect = layout.tile_rect(row, column)
+            part = pixels[rect.top : rect.bottom, rect.left : rect.right]
+            if (part == np.asarray(background, part.dtype)).all():
+                found = pixels.copy() if found is pixels else found
+                found[rect.top : rect.bottom, rect.left : rect.right] = hatched(
+                    part.shape, background, part.dtype
+                )
+        return found
+
+    @property
     def least_batch(self) -> int:
         """Smallest batch worth reading: many tiles if each read is a request to a server."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
@@ -154,6 +178,10 @@ class HostedSource:
     def clearings(self) -> int:
         """Number of times that the slide's tiles were dropped."""
         return self._host.clearings
+
+    def hatch(self, level: int, pixels: Array, background: float | Array) -> Array:
+        """Return a whole level with its damaged tiles hatched."""
+        return self._host.hatch(level, pixels, background)
 
     @property
     def least_batch(self) -> int:

@@ -140,8 +140,9 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
     samples = 1 if base.channel is not None else base.layout.channels
     size = height * width * samples * base.dtype.itemsize
     threading.Thread(target=_prepare, args=(size,), name="wsigpu-memory").start()
-    if isinstance(base, StackLevel):
+    if isinstance(base, StackLevel) or slide.displayed.has_failures:
         # Show the first plane now, as it has just been read; later ones are shown on arrival.
+        # The slice that napari has made itself shows damaged tiles as background.
         layer.refresh(thumbnail=False, highlight=False, extent=False)
 
 
@@ -200,6 +201,8 @@ class ProgressiveDisplay:
         # Stacks only. `_is_behind`: the plane is still being opened; `_is_blank`: that failed.
         self._planes: ShownPlanes | None = None
         self._is_behind = self._is_blank = self._is_at_rest = False
+        # Whether the overview shows damaged tiles hatched, unlike napari's copy of it.
+        self._is_hatched = False
         self._volume: VolumeLoader | None = None
         self._position: Position = ()
         self._view: View | None = None
@@ -290,7 +293,8 @@ class ProgressiveDisplay:
         if shown and self._is_blank:
             return blank(request, layer, len(position))
         top = len(request.level_shapes) - 1
-        if self._picture is None or not shown or (request.data_level == top and not position):
+        own = request.data_level == top and not position and not self._is_hatched
+        if self._picture is None or not shown or own:
             self._finish_view()
             return request
         level, corners = affordable(request)
@@ -480,11 +484,15 @@ class ProgressiveDisplay:
         if before is not None and same and appearance[0] == self._appearance[0]:
             # Keep the overview when the cache is cleared: reading it again would block.
             overview = before.tiles.overview
-        elif plane is not None:
-            overview = plane.overview
         else:
-            is_old = before is not None or appearance[0] != self._appearance[0]
-            overview = internals.coarsest_pixels(layer, levels, renew=is_old)
+            if plane is not None:
+                read = plane.overview
+            else:
+                is_old = before is not None or appearance[0] != self._appearance[0]
+                read = internals.coarsest_pixels(layer, levels, renew=is_old)
+            background = source.background(slide.display_color)
+            overview = source.hatch(levels[-1].number, read, background)
+            self._is_hatched = overview is not read
         self.source, self._levels, self._appearance = source, levels, appearance
         self._runtime = slide.runtime
         tiles = available_tiles(source, slide, levels, overview)
