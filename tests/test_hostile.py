@@ -87,7 +87,7 @@ FILES = {
         lambda: [tiffbytes.page(slides.picture(64, 96), bytes, tile=None, description=SHAPE)],
         None,
     ),
-    "deep JSON": (lambda: [page(description='{"shape": ' + "[" * 50_000)], "recursion"),
+    "deep JSON": (lambda: [page(description='{"shape": ' + "[" * 50_000)], "nested too deeply"),
     "SubIFDs": (lambda: [page(more={330: (LONG, [8] * 40_000)})], "'subimages'"),
     "a tile of 768 MiB": (
         lambda: [page(more={322: (LONG, 1 << 14), 323: (LONG, 1 << 14)})],
