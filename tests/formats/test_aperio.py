@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.formats.describe import describe
@@ -412,6 +413,32 @@ def test_problems_of_the_scale(tmp_path, fields, problems):
         assert re.search(pattern, sentence)
         assert sentence.endswith(".")
         assert len(sentence) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "mpp", "problems"),
+    [
+        ("AppMag = 20", 0.5, []),
+        ("AppMag = 20|MPP = 0.5001", 0.5001, []),
+        ("AppMag = 20|MPP = 0", 0.5, ["not a positive number .*tags are used"]),
+        ("AppMag = 40|MPP = 0.25", 0.25, ["0.25 µm according to Aperio's description.*0.5 µm"]),
+    ],
+)
+def test_resolution_tags(tmp_path, fields, mpp, problems):
+    tifffile.imwrite(
+        path := tmp_path / "slide.svs",
+        slides.picture(48, 64),
+        tile=(48, 64),
+        photometric="rgb",
+        description=f"Aperio Image Library v11\r\n64x48 [0,0 64x48]|{fields}",
+        resolution=(20_000, 20_000),
+        resolutionunit="CENTIMETER",
+        metadata=None,
+    )
+    found = describe(path)
+    assert found.mpp == (mpp, mpp)
+    assert len(found.problems) == len(problems)
+    assert all(map(re.search, problems, found.problems))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from napari_wsigpu.formats.fields import pairs, positive_number
-from napari_wsigpu.formats.tiff import tiff
+from napari_wsigpu.formats.tiff import pixel_size, tiff
+from napari_wsigpu.formats.tiff.pixel_size import DESCRIPTION, RESOLUTION_TAGS
 from napari_wsigpu.model.layout import Planes
 from napari_wsigpu.model.tags import FILETYPE
 
@@ -51,12 +52,13 @@ def parse(
     mpp = positive_number(fields.get("MPP"))
     return replace(
         layout,
-        mpp=None if mpp is None else (mpp, mpp),
+        # Otherwise the resolution tags, which other programs write.
+        mpp=layout.mpp if mpp is None else (mpp, mpp),
         objective=positive_number(fields.get("AppMag")),
         scanner=scanner(header, fields),
         scan_date=scan_date(fields),
         barcode=_barcode(fields),
-        problems=(*layout.problems, *_contradictions(header, fields, layout.levels[0])),
+        problems=(*layout.problems, *_contradictions(header, fields, layout)),
     )
 
 
@@ -192,14 +194,18 @@ def _barcode(fields: Mapping[str, str]) -> str | None:
     return next(filter(None, codes), None)
 
 
-def _contradictions(header: str, fields: Mapping[str, str], base: LevelLayout) -> Iterator[str]:
-    """Yield the contradictions within the description, and between it and the pixels."""
+def _contradictions(header: str, fields: Mapping[str, str], layout: SlideLayout) -> Iterator[str]:
+    """Yield the contradictions within the description, and between it and the tags and pixels."""
+    base, by_tags = layout.levels[0], layout.mpp
     mpp, objective = (positive_number(fields.get(key)) for key in ("MPP", "AppMag"))
-    if mpp is None:
+    if mpp is not None and by_tags is not None:
+        yield from pixel_size.contradictions({DESCRIPTION: (mpp, mpp), RESOLUTION_TAGS: by_tags})
+    if mpp is None and (by_tags is None or "MPP" in fields):
         wrong = "is missing"
         if "MPP" in fields:
             wrong = f"is not a positive number ({fields['MPP']:.20})"
-        yield f"The pixel size (MPP) {wrong}, so lengths can't be measured."
+        effect = "lengths can't be measured" if by_tags is None else "the resolution tags are used"
+        yield f"The pixel size (MPP) {wrong}, so {effect}."
     if objective is None and "AppMag" in fields:
         yield f"The magnification (AppMag) is not a positive number ({fields['AppMag']:.20})."
     if mpp and objective and not LEAST_PRODUCT <= mpp * objective <= LARGEST_PRODUCT:

@@ -35,6 +35,8 @@ MICROMETERS = {
 SCREENS = (72.0, 96.0)
 # Relative difference up to which two sizes count as equal.
 TOLERANCE = 0.01
+# Two sources, as problems name them.
+DESCRIPTION, RESOLUTION_TAGS = "Aperio's description", "the resolution tags"
 DEFAULT = "The pixel size is unknown: the file states {}, the default of many programs."
 NANOMETER, METER = 1e-3, 1e6
 HITACHI, LONGEST_TEXT = "[SemImageFile]", 1 << 16
@@ -64,23 +66,28 @@ def with_size(
         "the OME-XML": stated,
         **dict(_from_vendor_tags(page)),
         "the text file of Hitachi's microscope": _from_hitachi(file),
-        "Aperio's description": _size(fields.get("MPP"), fields.get("MPP")),
+        DESCRIPTION: _size(fields.get("MPP"), fields.get("MPP")),
         "ImageJ's description": imagej.scale_of(file, page).mpp,
-        "the resolution tags": from_tags(page),
+        RESOLUTION_TAGS: from_tags(page),
     }
-    known = [(source, size) for source, size in sizes.items() if size is not None]
+    known = {source: size for source, size in sizes.items() if size is not None}
     if not known:
         default = default_of(*_resolution(page))
         added = [DEFAULT.format(default)] if default else []
         return replace(layout, problems=(*layout.problems, *added))
-    source, mpp = known[0]
-    contradictions = (
-        f"The pixel size is {mpp[0]:.4g} µm according to {source}, which is used, but "
-        f"{size[0]:.4g} µm according to {other}."
-        for other, size in known[1:]
-        if not all(map(_equal, mpp, size))
-    )
-    return replace(layout, mpp=mpp, problems=(*layout.problems, *contradictions))
+    mpp = next(iter(known.values()))
+    return replace(layout, mpp=mpp, problems=(*layout.problems, *contradictions(known)))
+
+
+def contradictions(sizes: Mapping[str, Size]) -> Iterator[str]:
+    """Yield a sentence for each source whose size differs from the first one's, which is used."""
+    (source, mpp), *others = sizes.items()
+    for other, size in others:
+        if not all(map(_equal, mpp, size)):
+            yield (
+                f"The pixel size is {mpp[0]:.4g} µm according to {source}, which is used, but "
+                f"{size[0]:.4g} µm according to {other}."
+            )
 
 
 def from_tags(page: TiffPage) -> Size | None:
