@@ -162,6 +162,8 @@ def write_dicom_annotations(
         )
         stream = io.BytesIO()
         found.save_as(stream, enforce_file_format=True)
+    # Not `getbuffer`: a failed write would keep the view in its traceback, and Python 3.12 crashes
+    # when it collects a buffer with a view as garbage.
     replace_file(target, stream.getvalue())
 
 

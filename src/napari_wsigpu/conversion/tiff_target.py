@@ -85,7 +85,7 @@ class TiffTarget:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._handle = no_link(self._output.path, flags)
         self._forget_damaged(checked)
-        data = head.getvalue()
+        data = head.getvalue()  # not `getbuffer`, as in `write_dicom_annotations`
         _write_at(self._handle, data, 0)
         self._end = max(self._journal.end, len(data))
 
