@@ -197,7 +197,7 @@ class PendingCpuBatch:
                 out = memory.view(dtype).reshape(shape)
             else:
                 if own is None:
-                    # The thread reuses this buffer for its next tiles, so it stays in the cache.
+                    # The thread reuses this buffer, so it stays in the cache of the CPU.
                     memory = self._memory.allocate(self._size)
                     own = memory, memory.view(dtype).reshape(shape)
                 memory, out = own

@@ -41,7 +41,8 @@ def read_zarr_to_gpu(
         Method: ``"direct"`` reads uncompressed chunks of local files straight into device memory,
         with GPUDirect Storage where available; ``"nvcomp"`` reads zstd or LZ4 chunks the same way
         and decompresses them on the device; ``"host"`` reads any array with zarr and copies the
-        result. ``"auto"`` tries them in this order and logs each failure once.
+        result. ``"auto"`` tries them in this order, and logs the first unexpected failure of
+        ``"direct"`` and of ``"nvcomp"`` in the process.
     runtime : Runtime, optional
         Runtime whose devices are used; the default runtime of the process if None.
 

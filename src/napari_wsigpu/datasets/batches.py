@@ -314,8 +314,8 @@ class PatchBatches:
     on_error : {"raise", "skip", "background"}
         How patches with damaged tiles are treated. "raise": the iterator raises an error. "skip":
         they are left out, and so is a batch that becomes empty. "background": the tiles are filled
-        with background. At the end of each epoch, a warning counts and lists the patches, and
-        ``reader.failures`` has an error for each.
+        with background. At the end of each epoch, a warning gives the number of damaged patches
+        so far and names the first 10; ``reader.failures`` has an error for each.
 
     Attributes
     ----------

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Order:
     """How patches are shuffled, grouped into batches, and distributed over shards.
 
-    Each patch is in exactly one shard. A shard consists of consecutive batches, so that one process
-    decodes the tiles that they share.
+    Each patch is in exactly one shard, unless `drop_last` leaves it out. A shard consists of
+    consecutive batches, so that one process decodes the tiles that they share.
 
     Attributes
     ----------

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     Area = Path | Array | Callable[[Slide], Array]
     PlaneChoice = int | Sequence[int] | Literal["all"] | None
 
-# Outlines are drawn as a mask with this number of pixels per patch, and at most this side.
+# Outlines are rasterized to a mask with this number of pixels along a patch's shorter side; the
+# mask's longer side is at most LARGEST_MASK.
 MASK_PIXELS, LARGEST_MASK = 16, 8192
 # Index along z or t that stands for the plane that a slide shows by default.
 DEFAULT_PLANE = -1

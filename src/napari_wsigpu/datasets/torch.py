@@ -53,8 +53,8 @@ EPOCH_SHIFT = 32
 class PatchDataset(Dataset):  # type: ignore[misc]
     """Patches by index on the CPU, for a ``DataLoader`` that decides their order.
 
-    With `collate` as the loader's ``collate_fn``, each batch is read at once: tiles that its
-    patches share are decoded once, and no pixels are copied.
+    A loader with a batch size needs `collate` as its ``collate_fn``. Each batch is then read at
+    once: tiles that its patches share are decoded once, and no pixels are copied.
 
         DataLoader(data, batch_size=64, shuffle=True, num_workers=4, collate_fn=data.collate)
 
@@ -71,8 +71,8 @@ class PatchDataset(Dataset):  # type: ignore[misc]
     on_error : {"raise", "skip", "background"}
         How patches with damaged tiles are treated. "raise": reading raises a `TileError`. "skip":
         they are left out of the batch, which may then be empty; a single index raises instead.
-        "background": the tiles are filled with background. A warning names each such patch once
-        per process.
+        "background": the tiles are filled with background. Each process counts such patches in a
+        warning when it first reads them; a warning names at most 10 patches.
     """
 
     def __init__(

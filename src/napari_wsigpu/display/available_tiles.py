@@ -39,8 +39,8 @@ class AvailableTiles:
         The channel to show; None for all.
     cache : TileCache
         Holds decoded tiles.
-    color : {"stored", "srgb"}
-        Color of the tiles in the cache.
+    color : str
+        Color in the keys of the displayed tiles; see `TileKey`.
 
     Attributes
     ----------

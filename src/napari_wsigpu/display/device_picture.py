@@ -77,11 +77,11 @@ class AvailableDeviceTiles(AvailableTiles):
         return AVAILABLE if here or self.is_blank(level, row, column) else None
 
     def is_blank(self, level: int, row: int, column: int) -> bool:
-        """Return whether a tile shows the background."""
+        """Return whether there is nothing to decode: the tile is background, or it has failed."""
         return (level, row, column) in self.failed or self._is_blank(level, row, column)
 
     def absent(self, level: int, cells: Rect) -> tuple[set[Tile], set[Tile]]:
-        """Return the unavailable tiles of a block, and its background tiles."""
+        """Return the unavailable tiles of a block, and its tiles with nothing to decode."""
         tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
         here = self.on_device.decoded(self.numbers[level], tiles)
         others = {(row, column) for row, column in tiles[~here].tolist()}

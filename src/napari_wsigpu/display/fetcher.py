@@ -164,7 +164,8 @@ class TileFetcher:
         Returns
         -------
         float or None
-            None if the speed of this level has not been measured yet.
+            None if the speed of this level, or of the level of the batch in flight, has not been
+            measured yet.
         """
         with self._changed:
             left: float | None = 0.0

@@ -37,8 +37,9 @@ class Composed(NamedTuple):
     ----------
     view : View
         The view itself, or the same area of a coarser level.
-    pixels : ndarray, shape (height, width) or (height, width, channels)
-        The pixels of `view`. As tiles arrive, the same array is improved until the view changes.
+    pixels : ndarray or DevicePixels, shape (height, width) or (height, width, channels)
+        The pixels of `view`. If `view` is the requested view and the pixels are in host memory,
+        the same array is improved as tiles arrive, until the view changes.
     exact : bool
         Whether all pixels belong to the requested view, at the time of the call.
     """
@@ -126,8 +127,9 @@ class LevelPicture(ABC, Generic[AnyShown]):
         view : View
             The view to show.
         fetch : callable
-            Requests the `missing` tiles. Called once these are known and before anything is drawn.
-            Returns the `time.perf_counter` value until which drawing may wait for them.
+            Requests the `missing` tiles, and returns the `time.perf_counter` value until which
+            drawing may wait for them. Called before anything is drawn, and again if tiles turn out
+            to have been evicted.
         """
 
     def add(self, decoded: Mapping[TileKey, object]) -> bool:

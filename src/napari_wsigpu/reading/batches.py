@@ -120,7 +120,7 @@ def _ahead(
         yield from (read(batch, NEVER) for batch in batches)
         return
     groups = iter(lambda: list(islice(batches, grouping.most if grouping else 1)), [])
-    # Threads stop before the next tile once the caller closes the generator.
+    # Passed to `read`, so that reads stop early once the caller closes the generator.
     ended, pid = Cancellation(), os.getpid()
 
     def read_group(group: list[list[Item]]) -> deque[Batch | partial[Batch]]:
@@ -156,7 +156,7 @@ def _ahead(
                     yield regions() if isinstance(regions, partial) else regions
                     del regions  # the caller alone keeps the batch alive now
         finally:
-            # Cancel before the pool is joined: its threads then stop at the next tile.
+            # Cancel before the pool is joined, so that its threads stop early.
             ended.cancel()
             if os.getpid() == pid:
                 for _, future in waiting:

@@ -39,8 +39,9 @@ class TileKey(NamedTuple):
         Number of the image in `SlideParts.images`.
     row, column : int
         Position in the image's grid of tiles.
-    color : {"stored", "srgb"}
-        Whether the pixels are as stored or converted to sRGB.
+    color : str
+        ``"stored"``, ``"srgb"``, or the string that identifies the settings of a composite (see
+        `CompositeView.state`).
     """
 
     slide: int
@@ -166,7 +167,7 @@ class TileCache:
                     self._drop((slide, image, row, column, color))
 
     def forget(self, slide: int) -> None:
-        """Drop all tiles of a slide, as stored and in sRGB."""
+        """Drop all tiles of a slide, in all colors."""
         with self._lock:
             for key in [key for key in self._tiles if key[0] == slide]:
                 self._drop(key)

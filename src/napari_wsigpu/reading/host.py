@@ -427,7 +427,10 @@ class HostBackend:
         return self.parts.decoder.schedule(encoded, slots, deliver)
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
-        """Read encoded tiles; uncompressed ones are read lazily by the thread that decodes them."""
+        """Read encoded tiles, or open the file so that the decoding threads read them.
+
+        Decoding threads read uncompressed tiles, and tiles that are scattered in a local file.
+        """
         offsets, lengths = image.grid.ranges(*tiles.T)
         background = self.parts.layout.background
         if is_stored_decoded(image) and isinstance(self._source, FillingSource):

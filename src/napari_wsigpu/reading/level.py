@@ -207,7 +207,7 @@ class LevelArray:
         return self.shape[0]
 
     def __deepcopy__(self, memo: dict[int, object]) -> LevelArray:
-        # Levels are immutable and share the slide, which can't be copied.
+        # Levels are immutable, and a deep copy of the slide is the slide itself.
         return self
 
     def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[object, ...]]:
@@ -230,9 +230,9 @@ class LevelArray:
             Tiles per chunk along each axis. By default, chunks have about 32 MiB and are as square
             as whole tiles allow.
         device : str
-            Where to put the chunks: ``"cpu"``, or ``"cuda"`` for CuPy arrays on the first device
-            that the process sees. If the slide's device is ``"auto"``, other processes then also
-            decode on that device.
+            Where to put the chunks: ``"cpu"``, or for CuPy arrays ``"cuda:N"``, or ``"cuda"`` for
+            the GPU chosen for the slide, or else the first GPU. If the slide's device is
+            ``"auto"``, other processes then also decode on that device.
 
         Raises
         ------

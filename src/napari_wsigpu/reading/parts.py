@@ -31,7 +31,7 @@ class SlideParts:
         Description of the slide.
     images : Mapping of int to LevelLayout
         All images by number: the levels of the pyramid from 0, then the images in mosaics, then the
-        associated images.
+        associated images, then the levels of single channels (see `channel_levels`).
     associated : frozenset of int
         Numbers of the associated images.
     pyramid : sequence of PyramidLevel

@@ -501,7 +501,9 @@ class Slide:
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
         """Register a callback for tiles that can't be decoded.
 
-        ``report(name, reason)`` is called once per tile, in the thread that read it.
+        ``report(name, reason)`` is called for at most the first 10 failed tiles, each once, in the
+        thread that read it. Only reads that show the background in place of failed tiles report;
+        all other reads raise a `TileError` instead.
         """
         self._reopen_if_forked()
         for slide in (self, *self._planes.all()):

@@ -300,7 +300,10 @@ class CuImage:
 
     def _interface(self, name: str, *, on_cpu: bool) -> dict[str, object]:
         if self._pixels is None or (self.device == "cpu") != on_cpu:
-            raise AttributeError(f"no pixels on that device, so no {name}", name=name)
+            raise AttributeError(
+                f"This image has no {name}: it is a slide, or its pixels are on '{self.device}'.",
+                name=name,
+            )
         interface: dict[str, object] = getattr(self._pixels, name)
         return interface
 

@@ -13,11 +13,11 @@ __all__ = ["OpenSlideError", "OpenSlideUnsupportedFormatError", "OpenSlideVersio
 
 
 class OpenSlideError(SlideError):
-    """The slide cannot be read; after this error it can only be closed."""
+    """An argument is not valid, or a read failed; after a failed read, only `close` works."""
 
 
 class OpenSlideUnsupportedFormatError(OpenSlideError):
-    """The file is not a slide or does not exist."""
+    """The file does not exist, is not a slide, or has pixels that do not fit in an RGBA image."""
 
 
 class OpenSlideVersionError(OpenSlideError):
