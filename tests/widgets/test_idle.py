@@ -9,7 +9,7 @@ from qtpy.QtCore import QEventLoop, QTimer
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.window.settings import PLUGIN
 
-SECONDS, ATTEMPTS = 1, 4
+SECONDS, ATTEMPTS = 1, 8
 MOST = 0.003  # of a core
 
 
