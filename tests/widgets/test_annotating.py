@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -220,6 +221,106 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     press(dock.unclassify)
     assert classes(points) == [""]
     np.testing.assert_allclose(points.face_color[0], [1, 0, 0, 1], atol=0.01)
+
+
+CLASS_COLORS = {"": (255, 0, 0), "Tumor": (200, 0, 0), "Stroma": (150, 200, 150)}
+
+
+def assert_marked(dock, layer, index, name):
+    """Check that button, table, color and exported object agree on the class of an object."""
+    QTest.qWait(3 * PATIENCE_MS)
+    marked = [each for each, chip in dock.chips.items() if chip.native.isChecked()]
+    assert marked == ([name] if name else [])
+    assert classes(layer)[index] == name
+    [row] = dock.rows.rows_of(layer, [index])
+    assert dock.rows.text(row, 0) == name
+    colors = layer.face_color if isinstance(layer, Points) else layer.edge_color
+    np.testing.assert_allclose(colors[index][:3] * 255, CLASS_COLORS[name], atol=1)
+    exported = dock.keeper.annotations(dock.slide)
+    assert Counter(each.classification for each in exported)[name] > 0
+
+
+def test_undo_keeps_the_class_of_the_next_object(viewer, dock, slides):
+    press(dock.chips["Tumor"])
+    shapes = draw(viewer, dock, (0.2, 0.2), (0.3, 0.3))
+    press(dock.tools["Rectangle"])
+    press(dock.chips["Stroma"])
+    drag_and_wait(viewer, (0.4, 0.4), (0.5, 0.5))
+    assert_marked(dock, shapes, 1, "Stroma")
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    drag_and_wait(viewer, (0.6, 0.6), (0.7, 0.7))
+    assert_marked(dock, shapes, 1, "Stroma")
+    press(dock.undo)
+    press(dock.redo)
+    press(dock.unclassify)
+    press(dock.tools["Rectangle"])
+    press(dock.undo)
+    drag_and_wait(viewer, (0.8, 0.8), (0.9, 0.9))
+    assert_marked(dock, shapes, len(shapes.data) - 1, "")
+
+
+def test_undone_class_change_keeps_the_class_of_the_next_object(viewer, dock, slides):
+    press(dock.chips["Tumor"])
+    shapes = draw(viewer, dock, (0.2, 0.2), (0.3, 0.3))
+    press(dock.tools["Select"])
+    drag_and_wait(viewer, (0.25, 0.25), (0.25, 0.25))
+    keys(viewer, Qt.Key_2, Qt.AltModifier)
+    assert classes(shapes) == ["Stroma"]
+    QTest.qWait(2 * SETTLED_MS)
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    assert classes(shapes) == ["Tumor"]
+    shapes.mode = "add_rectangle"  # as by napari's layer controls
+    drag_and_wait(viewer, (0.5, 0.5), (0.6, 0.6))
+    assert_marked(dock, shapes, 1, "Stroma")
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_changed_objects_keep_the_class_of_the_next_object(viewer, dock, slides, tool):
+    ends = [(0.3, 0.3), (0.5, 0.5), (0.7, 0.7)]
+    press(dock.chips["Tumor"])
+    layer = draw(viewer, dock, ends[0], ends[0] if tool == "Point" else (0.4, 0.4), tool)
+    press(dock.tools[tool])
+    press(dock.chips["Stroma"])
+    drag_and_wait(viewer, ends[1], ends[1] if tool == "Point" else (0.6, 0.6))
+    assert_marked(dock, layer, 1, "Stroma")
+    keys(viewer, Qt.Key_Delete, Qt.NoModifier)
+    dock._edit(0, 5, "gland")
+    dock.table.native.selectRow(0)  # the Tumor
+    QTest.qWait(3 * PATIENCE_MS)
+    assert classes(layer) == ["Tumor"]
+    drag_and_wait(viewer, ends[2], ends[2] if tool == "Point" else (0.8, 0.8))
+    assert_marked(dock, layer, 1, "Stroma")
+    assert list(layer.features["name"]) == ["gland", ""]
+
+
+def test_other_layers_keep_the_class_of_the_next_object(
+    viewer, dock, slides, answer, tmp_path, settled
+):
+    path = tmp_path / "tumors.geojson"
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    write_geojson(path, [Annotation("polygon", (square,), "old", "Tumor", (200, 0, 0))])
+    press(dock.chips["Stroma"])
+    answer(path)
+    press(dock.load)
+    settled()
+    shapes = draw(viewer, dock, (0.6, 0.6), (0.7, 0.7))
+    assert_marked(dock, shapes, 1, "Stroma")
+    show(viewer, slides[0])
+    assert_marked(dock, draw(viewer, dock), 0, "Stroma")
+    show(viewer, slides[1])
+    viewer.layers.selection.active = shapes
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    drag_and_wait(viewer, (0.8, 0.8), (0.9, 0.9))
+    assert_marked(dock, shapes, 1, "Stroma")
+
+
+def test_layers_without_classes_are_drawn_in(viewer, dock, slides):
+    viewer.layers.remove(slides[0])
+    viewer.layers.selection.active = slides[1]
+    press(dock.chips["Tumor"])
+    free = viewer.add_shapes(scale=slides[1].scale, units=slides[1].units)
+    assert draw(viewer, dock) is free
+    assert_marked(dock, free, 0, "Tumor")
 
 
 def test_new_chips_take_the_place_of_the_old_ones(viewer, dock, slides):

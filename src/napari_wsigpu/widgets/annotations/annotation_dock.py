@@ -51,7 +51,7 @@ from napari_wsigpu.widgets.kit.saving import ask_for_file, ask_where_to_save, st
 from napari_wsigpu.widgets.kit.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from napari import Viewer
     from napari.utils.events import Event
@@ -70,6 +70,7 @@ TOOLS = {
     "Line": ("add_line", "Draw lines on the slide"),
     "Point": ("add", "Place points on the slide"),
 }
+DRAWS = "add"  # start of the modes of napari's layers in which the user draws
 PATIENCE_MS = 100
 KEYS = 9  # number of classes with a shortcut, Alt+1 to Alt+9
 SWATCH = 10  # pixels
@@ -195,6 +196,9 @@ class Annotations(SlideDock):
         self.listen(self.viewer.layers.events.removed, self._reconnect)
         self.listen(self.viewer.layers.selection.events.active, self._on_objects)
         self.listen(self.keeper.recorded, self._enable_undo)
+        presses = self.viewer.mouse_drag_callbacks
+        presses.append(self._on_press)
+        self.at_end.append(partial(presses.remove, self._on_press))
         self.at_end.append(partial(_call_all, self._disconnects))
         self.follow()
 
@@ -374,7 +378,7 @@ class Annotations(SlideDock):
             self.draw_in(target, mode)
             if tool != SELECT:
                 target.selected_data = set()
-                classify(target, (), self._class, self._classes.get(self._class, NONE))
+                self._classify(target)
             self.status.say(f"{tip}.")
         self._mark_tool()  # a click has toggled the button
 
@@ -387,9 +391,23 @@ class Annotations(SlideDock):
         self._offer_classes()
         active = self.active_layer()
         if active is not None:
-            classify(active, active.selected_data, name, self._classes.get(name, NONE))
+            self._classify(active, active.selected_data)
             self._refresh()
         self._mark_class()
+
+    def _classify(self, layer: Shapes | Points, rows: Iterable[int] = ()) -> None:
+        """Assign the marked class to objects of a layer and to new ones."""
+        classify(layer, rows, self._class, self._classes.get(self._class, NONE))
+
+    def _on_press(self, viewer: Viewer, event: Event) -> None:
+        """Give the object that this press starts to draw the marked class.
+
+        napari changes the class and color of new objects with the selection and with each
+        assignment of features, as in undo.
+        """
+        active = self.active_layer()
+        if active is not None and active.mode.startswith(DRAWS):
+            self._classify(active)
 
     def _enable_set(self, name: str) -> None:
         self.classify.enabled = bool(name.strip())

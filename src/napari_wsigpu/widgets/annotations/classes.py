@@ -8,7 +8,7 @@ import numpy as np
 from napari.layers import Points
 from napari.utils.colormaps.standardize_color import rgb_to_hex, transform_color
 
-from napari_wsigpu.viewer.annotations.annotation_layers import CLASS, LIGHT
+from napari_wsigpu.viewer.annotations.annotation_layers import CLASS, LIGHT, NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,9 +58,11 @@ def new_color(known: Sequence[str]) -> str:
 def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str) -> None:
     """Assign a class and its color to objects of a layer and to new ones."""
     rows = sorted(rows)
-    if rows:
+    if rows or CLASS not in layer.features:
         set_texts(layer, CLASS, rows, name)
     defaults = {each: layer.feature_defaults[each].iloc[0] for each in layer.feature_defaults}
+    if NAME in defaults:
+        defaults[NAME] = ""  # napari gives new objects the name of the last one
     layer.feature_defaults = {**defaults, CLASS: name}
     kinds = ("face",) if isinstance(layer, Points) else ("edge", "face")
     for kind in kinds:
@@ -79,5 +81,5 @@ def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: st
     values: list[object] = list(features[column]) if column in features else [""] * len(features)
     for row in rows:
         values[row] = text
-    features[column] = values
+    features[column] = np.array(values, object)  # of no row, pandas would make numbers
     layer.features = features
