@@ -157,8 +157,8 @@ def read_areas(path, layer):
 @pytest.mark.parametrize("on_screen", [0.15, 1.0, 2.0])
 def test_outlines_are_thin_at_every_zoom(viewer, dock, slides, on_screen):
     layer = slides[1]
-    shapes = draw(viewer, dock, (0.45, 0.45), (0.55, 0.55))
     press(dock.chips["Tumor"])
+    shapes = draw(viewer, dock, (0.45, 0.45), (0.55, 0.55))
     assert shapes.face_color[0].tolist() == pytest.approx([200 / 255, 0, 0, 0x26 / 255], abs=0.01)
     set_screen_pixels(viewer, layer, on_screen)
     QTest.qWait(300)
@@ -189,8 +189,8 @@ def test_imported_outlines_are_thin_too(viewer, dock, slides, answer, tmp_path, 
 
 
 def test_classes_are_chips_with_keys(viewer, dock, slides):
-    shapes = draw(viewer, dock)
     press(dock.chips["Stroma"])
+    shapes = draw(viewer, dock)
     assert classes(shapes) == ["Stroma"]
     drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
     assert classes(shapes) == ["Stroma", "Stroma"]
@@ -204,6 +204,7 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     assert classes(points) == ["Tumor"]
     assert [dock.rows.text(row, 0) for row in range(3)] == ["Tumor", "Stroma", "Tumor"]
     assert dock.rows.text(2, 4) == "point"
+    press(dock.tools["Select"])
     # A selected point is given a class, and no shape that is selected in another layer.
     shapes.selected_data = {0, 1}
     points.selected_data = {0}
@@ -323,6 +324,64 @@ def test_layers_without_classes_are_drawn_in(viewer, dock, slides):
     assert_marked(dock, free, 0, "Tumor")
 
 
+@pytest.mark.parametrize("tool", ["Rectangle", "Outline", "Line", "Point"])
+def test_class_chosen_while_drawing_is_for_the_next_object(viewer, dock, slides, tool):
+    ends = [(0.3, 0.3), (0.5, 0.5), (0.7, 0.7)]
+    press(dock.tools[tool])
+    layer = viewer.layers.selection.active
+    chosen = ["Tumor", "Stroma", "Mitosis"]
+    for name, (x, y) in zip(chosen, ends, strict=True):
+        if name == "Stroma":
+            keys(viewer, Qt.Key_2, Qt.AltModifier)
+        elif name in dock.chips:
+            press(dock.chips[name])
+        else:
+            QTest.keyClicks(dock.own_class.native, name)
+            press(dock.classify)
+        if tool == "Outline":
+            circle(viewer, (x, y))
+        else:
+            drag_and_wait(viewer, (x, y), (x, y) if tool == "Point" else (x + 0.1, y + 0.1))
+    press(dock.unclassify)
+    QTest.qWait(3 * PATIENCE_MS)
+    assert classes(layer) == chosen
+    # Objects that the user selects are reclassified, also the last one, whose row is selected.
+    assert dock.table.selection == [2]
+    for row in (2, 0):
+        click_row(dock, row)
+        press(dock.chips["Necrosis"])
+        QTest.qWait(3 * PATIENCE_MS)
+    assert classes(layer) == ["Necrosis", "Stroma", "Necrosis"]
+    press(dock.tools["Select"])
+    layer.selected_data = {1, 2}
+    press(dock.chips["Other"])
+    assert classes(layer) == ["Necrosis", "Other", "Other"]
+
+
+def circle(viewer, center):
+    """Draw around a place with the mouse held down."""
+    canvas = viewer.window._qt_viewer.canvas.native
+    size, turn = (canvas.width(), canvas.height()), np.linspace(0, 2 * np.pi, 12)
+    around = np.array(center) + 0.06 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    first, *others = [QPoint(*(size * each).astype(int).tolist()) for each in around]
+    QTest.mouseMove(canvas, first)
+    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
+    for each in others:
+        QTest.mouseMove(canvas, each)
+        QTest.qWait(20)
+    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, others[-1])
+    QTest.qWait(250)
+
+
+def click_row(dock, row):
+    table = dock.table.native
+    dock.details.native.ensureWidgetVisible(table)
+    index = table.model().index(row, 0)
+    table.scrollTo(index)
+    QTest.mouseClick(table.viewport(), Qt.LeftButton, pos=table.visualRect(index).center())
+    QTest.qWait(50)
+
+
 def test_new_chips_take_the_place_of_the_old_ones(viewer, dock, slides):
     before = [chip.native.geometry() for chip in dock.chips.values()]
     QTest.keyClicks(dock.own_class.native, "Mitosis")
@@ -332,6 +391,7 @@ def test_new_chips_take_the_place_of_the_old_ones(viewer, dock, slides):
 
 def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch):
     shapes = draw(viewer, dock)
+    press(dock.tools["Select"])
     shapes.selected_data = {0}
     QTest.qWait(3 * PATIENCE_MS)
     made, shown = AnnotationTable.of, []
@@ -472,6 +532,7 @@ def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):
 def test_a_removed_layer_comes_back(viewer, dock, slides):
     path = slide_of(slides[1]).path
     shapes = draw(viewer, dock)
+    press(dock.tools["Select"])
     press(dock.chips["Stroma"])  # at once: this is not recorded yet
     viewer.layers.remove(shapes)
     QTest.qWait(50)
@@ -531,8 +592,8 @@ def test_classes_are_offered_on_every_slide(viewer, dock, slides):
     press(dock.classify)
     show(viewer, slides[0])
     assert "Mitosis" in dock.chips
-    shapes = draw(viewer, dock)
     press(dock.chips["Mitosis"])
+    shapes = draw(viewer, dock)
     np.testing.assert_allclose(shapes.edge_color[0], [0, 1, 1, 1], atol=0.01)
     assert classes(shapes) == ["Mitosis"]
 
@@ -582,8 +643,8 @@ def test_window_with_saved_annotations_closes_without_question(
 def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     slide = slide_of(slides[1])
-    shapes = draw(viewer, dock)
     press(dock.chips["Stroma"])
+    shapes = draw(viewer, dock)
     QTest.qWait(200)
     annotator.annotator_of(viewer).keep()
     qtbot.waitUntil(lambda: bool(list(recovery.folder().glob("*.geojson"))))
@@ -693,12 +754,12 @@ def test_drag_whose_moves_are_lost_draws_the_whole_shape(viewer, dock, slides, t
 
 
 def test_an_outline_without_area_leaves_no_class(viewer, dock, slides):
-    shapes = draw(viewer, dock)
     press(dock.chips["Tumor"])
+    shapes = draw(viewer, dock)
     draw(viewer, dock, (0.2, 0.2), (0.3, 0.3), "Outline")  # a straight line
     drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
-    draw(viewer, dock, (0.7, 0.7), (0.8, 0.8))
     press(dock.chips["Stroma"])
+    draw(viewer, dock, (0.7, 0.7), (0.8, 0.8))
     assert classes(shapes) == ["Tumor", "Stroma"]
     expected = np.array([(200, 0, 0), (150, 200, 150)]) / 255
     np.testing.assert_allclose(shapes.edge_color[:, :3], expected, atol=0.01)

@@ -34,6 +34,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
 from napari_wsigpu.viewer.annotations.annotator import annotator_of, has_annotator, preload
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
+from napari_wsigpu.viewer.napari_internals import is_being_drawn
 from napari_wsigpu.viewer.view.navigation import center_on_box
 from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.settings import settings
@@ -101,6 +102,7 @@ class Annotations(SlideDock):
         self._class = ""
         self._added: dict[str, str] = {}  # classes that the user chose, with their colors
         self._syncing = False
+        self._has_drawn = False  # since the user last chose rows
         self._problem = ""
         creates_annotator = not has_annotator(napari_viewer)  # in a viewer without a window
         self.keeper = annotator_of(napari_viewer)
@@ -339,6 +341,7 @@ class Annotations(SlideDock):
 
     def _on_rows(self) -> None:
         """Select the objects of the selected rows in their layer."""
+        self._has_drawn = False
         places = [self.rows.position(row) for row in self.table.selection]
         current = self.table.current
         number = self.rows.position(current)[0] if current in self.table.selection else -1
@@ -354,6 +357,7 @@ class Annotations(SlideDock):
 
     def _jump(self, number: int) -> None:
         """Center the view on an object."""
+        self._has_drawn = False  # its row may have been selected before
         layer = self.layer_of_slide()
         if layer is not None:
             center_on_box(self.viewer, layer, self.rows.box(number))
@@ -391,13 +395,22 @@ class Annotations(SlideDock):
         self._offer_classes()
         active = self.active_layer()
         if active is not None:
-            self._classify(active, active.selected_data)
+            self._classify(active, () if self._is_drawn(active) else active.selected_data)
             self._refresh()
         self._mark_class()
 
     def _classify(self, layer: Shapes | Points, rows: Iterable[int] = ()) -> None:
         """Assign the marked class to objects of a layer and to new ones."""
         classify(layer, rows, self._class, self._classes.get(self._class, NONE))
+
+    def _is_drawn(self, layer: Shapes | Points) -> bool:
+        """Whether a layer's only selected object was drawn last, and selected by napari."""
+        return (
+            self._has_drawn
+            and layer.mode.startswith(DRAWS)
+            and not is_being_drawn(layer)
+            and set(layer.selected_data) == {len(layer.data) - 1}
+        )
 
     def _on_press(self, viewer: Viewer, event: Event) -> None:
         """Give the object that this press starts to draw the marked class.
@@ -408,6 +421,7 @@ class Annotations(SlideDock):
         active = self.active_layer()
         if active is not None and active.mode.startswith(DRAWS):
             self._classify(active)
+            self._has_drawn = True
 
     def _enable_set(self, name: str) -> None:
         self.classify.enabled = bool(name.strip())
