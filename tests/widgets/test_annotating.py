@@ -529,6 +529,48 @@ def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):
     assert len(imported[1].data) == 4
 
 
+def test_objects_that_are_already_there_are_not_imported(
+    viewer, dock, slides, answer, tmp_path, settled
+):
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    turn = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    circle = 300 + 50 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    path = tmp_path / "objects.geojson"
+    found = [
+        Annotation("polygon", (square, square / 4 + 90), "", "Tumor"),
+        Annotation("ellipse", (circle,)),
+        Annotation("line", (square, square[:2])),
+        Annotation("points", (square,)),
+    ]
+    write_geojson(path, found)
+    answer(path)
+    press(dock.load)
+    settled()
+    QTest.qWait(3 * PATIENCE_MS)
+    layers, summary = list(viewer.layers), dock.summary.value
+    assert summary.startswith("8 objects, ")
+    press(dock.load)
+    settled()
+    QTest.qWait(3 * PATIENCE_MS)
+    assert dock.status.value == "'objects.geojson': 8 objects are already there and were skipped."
+    assert (list(viewer.layers), dock.summary.value) == (layers, summary)
+    write_geojson(path, [*found[1:2], Annotation("polygon", (square + 300,))])
+    press(dock.load)
+    settled()
+    said = "'objects.geojson': 1 object. 1 object is already there and was skipped."
+    assert dock.status.value == said
+    # Drawn objects are known after an export, too.
+    draw(viewer, dock)
+    draw(viewer, dock, (0.2, 0.5), (0.3, 0.6), "Line")
+    answer(tmp_path / "all.geojson")
+    press(dock.export)
+    settled()
+    press(dock.load)
+    settled()
+    said = "'all.geojson': 11 objects are already there and were skipped."
+    assert dock.status.value == said
+
+
 def test_a_removed_layer_comes_back(viewer, dock, slides):
     path = slide_of(slides[1]).path
     shapes = draw(viewer, dock)

@@ -46,7 +46,7 @@ from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from napari import Viewer
@@ -172,7 +172,13 @@ class Annotator:
 
     def annotations(self, slide: Slide, others: Sequence[Layer] = ()) -> list[Annotation]:
         """Return the annotations of a slide and of other given layers."""
-        return _annotations(self._contents(slide, others))
+        return self.snapshot(slide, others)()
+
+    def snapshot(
+        self, slide: Slide, others: Sequence[Layer] = ()
+    ) -> Callable[[], list[Annotation]]:
+        """Copy what `annotations` converts, which another thread may do by calling the result."""
+        return partial(_annotations, self._contents(slide, others))
 
     def _contents(
         self, slide: Slide, others: Sequence[Layer] = ()
@@ -196,12 +202,12 @@ class Annotator:
     def _write_copy(self, slide: Slide, replaced: Sequence[Path] = ()) -> None:
         """Write a slide's recovery file in another thread, then delete the copies it replaces."""
         # Converting many annotations takes seconds, so only their content is copied here.
-        contents, path = self._contents(slide), slide.path
+        convert, path = self.snapshot(slide), slide.path
         self._versions[path] += 1
         version = self._versions[path]
 
         def work() -> None:
-            annotations = _annotations(contents)
+            annotations = convert()
             with self._writing:
                 if version != self._versions[path]:
                     return

@@ -19,6 +19,7 @@ from napari_wsigpu.annotations import (
     write_dicom_annotations,
     write_geojson,
 )
+from napari_wsigpu.annotations.duplicates import without_known
 from napari_wsigpu.conversion.label_images import save_labels
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import level_names, title
@@ -483,18 +484,30 @@ class Annotations(SlideDock):
         path = ask_for_file(self.native, "Import annotations", folder, GEOJSON)
         if path:
             self._folder, name = Path(path).parent, Path(path).name
-            work, done = partial(read_geojson, path), partial(self._add, name)
+            known = self.keeper.snapshot(slide)
+
+            def work() -> tuple[list[Annotation], int]:
+                return without_known(read_geojson(path), known())
+
+            def done(found: tuple[list[Annotation], int]) -> None:
+                self._add(name, *found)
+
             self.jobs.start(f"Reading {name}", slide, work, done, self.status.say, owner=self)
 
-    def _add(self, name: str, annotations: list[Annotation]) -> None:
+    def _add(self, name: str, annotations: list[Annotation], skipped: int = 0) -> None:
+        """Add objects to the slide; report their number, and that of objects left out."""
         layers = annotation_layers(annotations, name.partition(".")[0], self.layer_of_slide())
         count = 0  # as in the table, which lists each of several points
         for data, attributes, kind in layers:
             getattr(self.viewer, f"add_{kind}")(data, **attributes)
             count += len(attributes["metadata"].get(OBJECTS, data))
-        plural = "" if count == 1 else "s"
-        many = f" {MANY}" if any(kind == "labels" for *_, kind in layers) else ""
-        self.status.say(f"'{name}': {count:,} object{plural}.{many}")
+        parts = [f"{count:,} object{'' if count == 1 else 's'}."] if count or not skipped else []
+        if any(kind == "labels" for *_, kind in layers):
+            parts.append(MANY)
+        if skipped:
+            verbs = " is already there and was" if skipped == 1 else "s are already there and were"
+            parts.append(f"{skipped:,} object{verbs} skipped.")
+        self.status.say(f"'{name}': {' '.join(parts)}")
 
     def _recover(self, *, show: bool = True) -> None:
         """Show or delete the annotations that an earlier session left unsaved."""
