@@ -744,6 +744,26 @@ def test_lost_annotations_are_offered_in_a_small_window(viewer, dock, slide_is_o
     assert not dock.lost.native.isVisible()
 
 
+def test_lost_annotations_are_deleted_only_after_a_question(
+    viewer, dock, slide_is_open, monkeypatch
+):
+    asked, answers = [], [QMessageBox.Cancel, QMessageBox.Discard]
+    monkeypatch.setattr(
+        QMessageBox, "warning", lambda *args: asked.append(args[2:]) or answers.pop(0)
+    )
+    path = str(sample_path())
+    lose(path, [Annotation("points", (np.ones((1, 2)),))])
+    slide_is_open(path)
+    QTest.qWait(100)
+    for is_kept in (True, False):
+        press(dock.forget)
+        assert dock.lost.native.isVisible() is is_kept
+        assert len(recovery.orphans(path)) == is_kept
+    text, _, default = asked[0]
+    assert text == "The lost annotations cannot be restored afterwards. Delete them?"
+    assert default == QMessageBox.Cancel  # Enter deletes nothing
+
+
 def test_lost_annotations_are_announced(viewer, tmp_path):
     path = str(sample_path())
     lose(path, [Annotation("points", (np.ones((1, 2)),))])

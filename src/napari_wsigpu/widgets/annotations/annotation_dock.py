@@ -11,7 +11,7 @@ from magicgui.widgets import LineEdit, PushButton
 from napari.layers import Labels, Points, Shapes
 from qtpy.compat import isalive
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
-from qtpy.QtWidgets import QApplication, QShortcut
+from qtpy.QtWidgets import QApplication, QMessageBox, QShortcut
 
 from napari_wsigpu.annotations import (
     read_geojson,
@@ -511,6 +511,8 @@ class Annotations(SlideDock):
 
     def _recover(self, *, show: bool = True) -> None:
         """Show or delete the annotations that an earlier session left unsaved."""
+        if not show and not self._may_delete():
+            return
         copies, self._lost = self._lost, []
         if show and self.slide is not None:
             for path in [*copies]:
@@ -524,6 +526,15 @@ class Annotations(SlideDock):
             for path in copies:
                 path.unlink(missing_ok=True)
         self.lost.visible = False
+
+    def _may_delete(self) -> bool:
+        """Ask whether to delete the lost annotations; return the answer."""
+        text = "The lost annotations cannot be restored afterwards. Delete them?"
+        buttons = QMessageBox.Discard | QMessageBox.Cancel
+        answer = QMessageBox.warning(
+            self.native, "Lost annotations", text, buttons, QMessageBox.Cancel
+        )
+        return bool(answer == QMessageBox.Discard)
 
     def _export(self) -> None:
         slide, layer = self.slide, self.layer_of_slide()
