@@ -358,6 +358,41 @@ def test_class_chosen_while_drawing_is_for_the_next_object(viewer, dock, slides,
     assert classes(layer) == ["Necrosis", "Other", "Other"]
 
 
+def test_size_of_a_drawn_object_is_shown(viewer, dock, slides, qtbot):
+    shapes = draw(viewer, dock, (0.1, 0.1), (0.2, 0.2))
+    qtbot.waitUntil(lambda: dock.status.value.startswith("Area "))
+    x, y = slide_of(slides[1]).mpp
+    for place in (0.2, 0.3, 0.4, 0.5, 0.6):
+        press(dock.tools["Line"])
+        assert dock.status.value == "Draw lines on the slide."
+        drag_and_wait(viewer, (0.1, place), (place, place))
+        QTest.qWait(3 * PATIENCE_MS)
+        length = np.hypot(*(np.diff(shapes.data[-1], axis=0)[0] * (y, x)))
+        assert dock.status.value == f"Length {length:.4g} µm"
+        assert dock.status.native.isVisible()
+        last = len(shapes.data) - 1
+        assert dock.table.selection == [last]
+        table = dock.table.native
+        shown = table.visualRect(table.model().index(last, 1))
+        assert table.viewport().rect().contains(shown.center())
+    keys(viewer, Qt.Key_Delete, Qt.NoModifier)
+    QTest.qWait(3 * PATIENCE_MS)
+    assert len(shapes.data) == last
+    assert dock.status.value == "Draw lines on the slide."
+    drag_and_wait(viewer, (0.1, 0.7), (0.3, 0.7))
+    assert dock.status.value.startswith("Length ")
+    press(dock.copy)
+    QTest.qWait(3 * PATIENCE_MS)
+    assert dock.status.value == "Copied 1 row."
+    drag_and_wait(viewer, (0.1, 0.8), (0.3, 0.8))
+    assert dock.status.value.startswith("Length ")
+    shapes.mode = "pan_zoom"
+    assert not dock.status.native.isVisible()
+    draw(viewer, dock, (0.7, 0.7), (0.7, 0.7), "Point")
+    QTest.qWait(3 * PATIENCE_MS)
+    assert dock.status.value == "Place points on the slide."
+
+
 def circle(viewer, center):
     """Draw around a place with the mouse held down."""
     canvas = viewer.window._qt_viewer.canvas.native

@@ -105,6 +105,8 @@ class Annotations(SlideDock):
         self._syncing = False
         self._has_drawn = False  # since the user last chose rows
         self._problem = ""
+        self._is_unmeasured = False  # whether the size of a drawn object has to be shown
+        self._size = ""
         creates_annotator = not has_annotator(napari_viewer)  # in a viewer without a window
         self.keeper = annotator_of(napari_viewer)
         if creates_annotator:
@@ -282,6 +284,17 @@ class Annotations(SlideDock):
         self._enable_undo()
         self._offer_classes()
         self._on_objects()
+        self._show_size()
+
+    def _show_size(self) -> None:
+        """Show the size of the object drawn last in place of the tool's hint."""
+        active = self.active_layer()
+        if self._is_unmeasured and active is not None and self._is_drawn(active):
+            self._is_unmeasured = False
+            for row in self.rows.rows_of(active, active.selected_data):
+                self._size = self.rows.sizes(row)
+                if self._size:
+                    self.status.say(self._size)
 
     def _enable_undo(self, event: Event | None = None) -> None:
         if self.slide is not None:
@@ -339,6 +352,10 @@ class Annotations(SlideDock):
             self.tools[name].native.setChecked(is_current)
             if not is_current and self.status.value == f"{tip}.":
                 self.status.say("")
+        is_shown = active is not None and (is_being_drawn(active) or self._is_drawn(active))
+        if self._size and self.status.value == self._size and not is_shown:
+            tips = {mode: f"{tip}." for mode, tip in TOOLS.values()}
+            self.status.say("" if active is None else tips.get(active.mode, ""))
 
     def _on_rows(self) -> None:
         """Select the objects of the selected rows in their layer."""
@@ -422,7 +439,7 @@ class Annotations(SlideDock):
         active = self.active_layer()
         if active is not None and active.mode.startswith(DRAWS):
             self._classify(active)
-            self._has_drawn = True
+            self._has_drawn = self._is_unmeasured = True
 
     def _enable_set(self, name: str) -> None:
         self.classify.enabled = bool(name.strip())

@@ -132,6 +132,11 @@ class AnnotationTable:
         found = texts[index] if index < len(texts) else ""
         return found if isinstance(found, str) else ""
 
+    def sizes(self, row: int) -> str:
+        """Return an object's sizes on one line; empty for a point."""
+        texts = {name: self.text(row, column) for column, name in NUMBERS.items()}
+        return ", ".join(f"{name} {text}" for name, text in texts.items() if text).capitalize()
+
     def measurement(self, row: int) -> Measurement:
         """Measure an object, in micrometers if the pixel size is known."""
         number, index = self.position(row)
