@@ -876,6 +876,48 @@ def test_the_first_tool_imports_nothing(tmp_path, display):
     assert imported < 150  # and not the hundreds of pandas, which take seconds
 
 
+def test_a_window_with_unsaved_labels_asks(
+    viewer, dock, slides, monkeypatch, answer, tmp_path, settled
+):
+    asked = []
+    monkeypatch.setattr(
+        QMessageBox, "warning", lambda *args: asked.append(args[2]) or QMessageBox.Cancel
+    )
+    for name in ("exec", "exec_"):
+        monkeypatch.setattr(ConfirmCloseDialog, name, lambda dialog: None)
+
+    def questions():
+        asked.clear()
+        viewer.window._qt_window.close(quit_app=False, confirm_need=True)
+        return asked
+
+    press(dock.add_labels)
+    assert questions() == []  # nothing is painted
+    drag_and_wait(viewer, (0.4, 0.5), (0.6, 0.5))
+    end = "are not saved. Close the window without saving them?"
+    assert questions() == [f"The labels 'Labels' {end}"]
+    labels = viewer.layers.selection.active
+    draw(viewer, dock)
+    assert questions() == [f"The annotations of 'dark.tif' and the labels 'Labels' {end}"]
+    viewer.layers.selection.active = labels
+    answer(tmp_path / "painted.zarr")
+    press(dock.save_labels)
+    settled()
+    assert questions() == [f"The annotations of 'dark.tif' {end}"]
+    drag_and_wait(viewer, (0.4, 0.6), (0.6, 0.6))
+    assert len(questions()) == 1
+    assert "'Labels'" in asked[0]
+
+
+def test_classes_do_not_apply_to_labels(viewer, dock, slides):
+    press(dock.add_labels)
+    press(dock.chips["Tumor"])
+    assert dock.status.value.startswith("Labels have no classes")
+    shapes = draw(viewer, dock)
+    assert classes(shapes) == ["Tumor"]
+    assert not dock.status.value.startswith("Labels")
+
+
 def test_ctrl_z_in_labels_is_napari_s(viewer, dock, slides):
     press(dock.add_labels)
     labels = viewer.layers.selection.active

@@ -29,6 +29,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     holds_annotations,
     to_pixels,
 )
+from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
 from napari_wsigpu.viewer.annotations.undo_history import History
 from napari_wsigpu.viewer.drawing.outlines import OutlineDrawing
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
@@ -65,7 +66,7 @@ SETTLED_MS = 100  # pause after which changes become one undo step
 ZOOMED_MS = 150  # pause after which outlines are fitted to a new zoom
 KEEP_MS = 5000  # pause after which unsaved annotations are written to a recovery file
 LEAST_DRAG = 5  # pixels of the screen; a shorter drag or a smaller area is an accidental click
-MOST_NAMED = 4  # slides that a question lists by name
+MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
 
@@ -108,6 +109,7 @@ class Annotator:
         self._zoomed = single_shot(self.fit_outlines, ZOOMED_MS)
         self._kept = single_shot(self.keep, KEEP_MS)
         self._unkept: set[Slide] = set()
+        self._strokes: WeakKeyDictionary[Labels, int] = WeakKeyDictionary()  # since the last save
         # Number of changes to each slide's recovery file, so that an outdated one is not written.
         self._versions: Counter[str] = Counter()
         self._writing = threading.Lock()
@@ -121,6 +123,7 @@ class Annotator:
         viewer.scene.camera.events.zoom.connect(self._on_zoom)
         viewer.mouse_drag_callbacks.extend((activate_clicked, finish_drags, self._on_drag))
         for layer in viewer.layers:
+            self._watch_labels(layer)
             if self._watch(layer):
                 self.history(layer.metadata[SLIDE]).watch(layer)
 
@@ -169,6 +172,20 @@ class Annotator:
         self._record()
         found = self._histories.items()
         return [path for path, history in found if history.unsaved and not history.is_empty]
+
+    def strokes(self, labels: Labels) -> int:
+        """Return how often the user has painted on labels for a level since the last save."""
+        return self._strokes.get(unwrapped(labels), 0)
+
+    def saved_labels(self, labels: Labels, strokes: int) -> None:
+        """Mark that many strokes on labels as saved; the user may have painted more since then."""
+        self._strokes[unwrapped(labels)] = self.strokes(labels) - strokes
+
+    def unsaved_labels(self) -> list[str]:
+        """Return the names of labels layers on which the user has painted since the last save."""
+        viewer = self._viewer()
+        layers = [] if viewer is None else viewer.layers
+        return [each.name for each in layers if isinstance(each, Labels) and self.strokes(each)]
 
     def annotations(self, slide: Slide, others: Sequence[Layer] = ()) -> list[Annotation]:
         """Return the annotations of a slide and of other given layers."""
@@ -240,6 +257,7 @@ class Annotator:
         self._zoomed.start()
         if isinstance(layer, Image) and viewer is not None and slides_of(viewer):
             lower_images(viewer)
+        self._watch_labels(layer)
         if self._watch(layer):
             if len(layer.data):
                 self._touch_layer(layer)
@@ -257,10 +275,25 @@ class Annotator:
         if not isinstance(layer, Labels):
             layer.events.data.connect(self._touch)
             layer.events.features.connect(self._touch)
+        self._guard_window(viewer)
+        return True
+
+    def _watch_labels(self, layer: Layer) -> None:
+        """Count what the user paints on labels for a level of a slide."""
+        viewer = self._viewer()
+        if viewer is not None and isinstance(layer, Labels) and LEVEL in layer.metadata:
+            self._guard_window(viewer)
+            if layer not in self._strokes:  # else it has come back
+                self._strokes[layer] = 0
+                layer.events.paint.connect(self._on_paint)
+
+    def _on_paint(self, event: Event) -> None:
+        self._strokes[event.source] += 1
+
+    def _guard_window(self, viewer: Viewer) -> None:
         window = main_window(viewer)
         if self._guard is None and window is not None:
             self._guard = _Guard(window, self)
-        return True
 
     def _on_removed(self, event: Event) -> None:
         layer = event.value
@@ -352,23 +385,43 @@ class _Guard(QObject):  # type: ignore[misc]
         return False
 
     def _stays(self, window: QMainWindow) -> bool:
-        paths = self._owner.unsaved()
-        leaves = not paths or ask_to_leave(window, paths)
+        paths, labels = self._owner.unsaved(), self._owner.unsaved_labels()
+        leaves = not (paths or labels) or ask_to_leave(window, paths, labels)
         self._discarded = paths if leaves else []
         return not leaves
 
 
-def ask_to_leave(window: QMainWindow, paths: Sequence[str]) -> bool:
-    """Ask whether to close a window without saving its slides' annotations; return the answer."""
-    names = [f"'{file_name(path)}'" for path in paths]
-    if len(names) > MOST_NAMED:
-        names[MOST_NAMED:] = [f"{len(names) - MOST_NAMED} more slides"]
-    *first, last = names
-    slides = f"{', '.join(first)} and {last}" if first else last
-    text = f"The annotations of {slides} are not saved. Close the window without saving them?"
+def ask_to_leave(window: QMainWindow, paths: Sequence[str], labels: Sequence[str]) -> bool:
+    """Ask whether to close a window without saving annotations and labels; return the answer.
+
+    Parameters
+    ----------
+    window : QMainWindow
+        The window.
+    paths : sequence of str
+        Paths of the slides whose annotations are not saved.
+    labels : sequence of str
+        Names of the labels layers that are not saved.
+    """
+    parts = []
+    if paths:
+        slides = _listed([file_name(path) for path in paths], "more slides")
+        parts.append(f"the annotations of {slides}")
+    if labels:
+        parts.append(f"the labels {_listed(labels, 'more')}")
+    unsaved = " and ".join(parts)
+    text = f"T{unsaved[1:]} are not saved. Close the window without saving them?"
     buttons = QMessageBox.Discard | QMessageBox.Cancel
     answer = QMessageBox.warning(window, "Unsaved annotations", text, buttons, QMessageBox.Cancel)
     return bool(answer == QMessageBox.Discard)
+
+
+def _listed(names: Sequence[str], others: str) -> str:
+    quoted = [f"'{name}'" for name in names]
+    if len(quoted) > MOST_NAMED:
+        quoted[MOST_NAMED:] = [f"{len(quoted) - MOST_NAMED} {others}"]
+    *first, last = quoted
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _report_removal(window: QMainWindow, name: str) -> None:

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
 NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
+NO_CLASSES = "Labels have no classes; choose the label to paint in napari's layer controls."
+NOT_SAVED = "Labels are not saved automatically."
 LOST = "An earlier session ended without saving its annotations of '{}'."
 SELECT = "Select"
 TOOLS = {
@@ -187,6 +189,7 @@ class Annotations(SlideDock):
             Heading("Labels"),
             self.level,
             row(self.add_labels, self.save_labels, narrow=True),
+            Text("Saving of labels", NOT_SAVED),
         )
         page.stretch(self.table)
         page.stretch()
@@ -416,6 +419,8 @@ class Annotations(SlideDock):
             self._classify(active, () if self._is_drawn(active) else active.selected_data)
             self._refresh()
         self._mark_class()
+        if isinstance(self.viewer.layers.selection.active, Labels):
+            self._refuse(NO_CLASSES)
 
     def _classify(self, layer: Shapes | Points, rows: Iterable[int] = ()) -> None:
         """Assign the marked class to objects of a layer and to new ones."""
@@ -597,9 +602,11 @@ class Annotations(SlideDock):
             return
         path = self._ask_where("Save labels", " labels.zarr", ZARR)
         if path:
-            pixels = np.array(labels.data)
+            pixels, strokes = np.array(labels.data), self.keeper.strokes(labels)
             self._write(
-                path, partial(save_labels, slide, path, pixels, level=level, name=labels.name)
+                path,
+                partial(save_labels, slide, path, pixels, level=level, name=labels.name),
+                partial(self.keeper.saved_labels, labels, strokes),
             )
 
     def _on_slow(self, title: str) -> None:
