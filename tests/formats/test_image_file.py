@@ -108,6 +108,20 @@ def test_ycbcr_in_jpeg_2000(tmp_path):
         assert np.abs(slide.levels[0][...].astype(int) - RGB).max() > 50
 
 
+@pytest.mark.parametrize("mode", ["P", "L", "RGB"])
+def test_transparent_colors_are_a_problem(tmp_path, mode):
+    key = {"P": bytes(range(256)), "L": 7, "RGB": (1, 2, 3)}[mode]
+    Image.new(mode, (13, 9)).save(tmp_path / "a.png", transparency=key)
+    with open_slide(tmp_path / "a.png") as slide:
+        assert slide.layout.problems == ("The image's transparency is not shown.",)
+
+
+def test_jpeg_ls_is_named(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(imagecodecs.jpegls_encode(np.zeros((33, 47), np.uint8)))
+    with pytest.raises(SlideError, match="is a JPEG-LS image"):
+        open_slide(tmp_path / "a.jpg")
+
+
 def test_transparency_of_gray_is_a_problem(tmp_path):
     (tmp_path / "a.png").write_bytes(saved(GRAY, "png", "LA"))
     with open_slide(tmp_path / "a.png", "cpu") as slide:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats import markup
+from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import ome
 from tests.writers import slides
 
@@ -448,3 +450,23 @@ def test_indices_that_are_no_numbers(tmp_path):
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, description=xml, **options)
     with open_slide(tmp_path / "a.ome.tif", "cpu") as slide:
         assert ome.CONTRADICTION in slide.layout.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda xml: xml[:-8], "The OME-XML can't be read"),
+        (lambda xml: xml + "x", "The OME-XML can't be read"),
+        (lambda xml: re.sub(' PhysicalSizeY="[^"]*"', "", xml), "along one axis only"),
+    ],
+)
+def test_lost_scales_are_reported(tmp_path, change, sentence):
+    path, pixels = tmp_path / "a.ome.tif", np.zeros((33, 47), np.uint8)
+    metadata = {"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
+    tifffile.imwrite(path, pixels, ome=True, metadata=metadata)
+    with tifffile.TiffFile(path) as file:
+        xml = file.pages.first.description
+    tifffile.imwrite(path, pixels, description=change(xml).encode(), metadata=None)
+    found = describe(path)
+    assert found.mpp is None
+    assert sentence in " ".join(found.problems)

@@ -8,6 +8,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import convert, open_slide
+from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import claims
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -632,3 +633,13 @@ class TestImagesThatAreEachLookedAt:
         monkeypatch.setattr(limits, "pages", 8)
         with pytest.raises(UnsupportedSlideError, match=r"2 images with 6\d\d tags"):
             open_slide(path)
+
+
+def test_reduced_images_that_are_no_levels_are_reported(tmp_path):
+    pixels, path = np.zeros((512, 640, 3), np.uint8), tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as file:
+        for number, level in enumerate((pixels, pixels[::2, ::2], pixels[:200, :320])):
+            options = {"tile": (64, 64), "photometric": "rgb", "subfiletype": int(number > 0)}
+            file.write(level, metadata=None, **options)
+    found = describe(path)
+    assert found.problems == ("1 more image(s) of the file are not shown: 320 x 200.",)

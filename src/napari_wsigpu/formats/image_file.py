@@ -295,7 +295,7 @@ def _png(head: bytes, size: int, problems: list[str]) -> LevelLayout:
         samples = PNG_SAMPLES[color]
     except (struct.error, KeyError):
         raise DamagedPictureError("its PNG header is damaged") from None
-    if color == GRAY_WITH_ALPHA:
+    if color == GRAY_WITH_ALPHA or _png_chunk(head, b"tRNS"):
         problems.append("The image's transparency is not shown.")
     dtype = "uint16" if bits > 8 else "uint8"
     return _picture(0, size, (height, width, samples), dtype, COMPRESSION.PNG)

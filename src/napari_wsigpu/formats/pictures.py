@@ -26,6 +26,7 @@ ASSOCIATED_NAMES = {
 WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(ASSOCIATED_NAMES)})(?![a-z0-9])")
 JPEG_HEAD = 1 << 16
 JFIF = 0xE0
+JPEG_LS = 0xF7  # SOF55 (ITU-T T.87, C.2.2)
 
 
 class DamagedPictureError(ValueError):
@@ -125,6 +126,8 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
     ValueError
         If it is not a supported kind of JPEG.
     """
+    if any(marker == JPEG_LS for marker, _, _ in segments(head)):
+        raise ValueError("it is a JPEG-LS image, which is not supported")
     color = jpeg_color(head)
     for marker, start, _ in segments(head):
         if marker in FRAMES:

@@ -38,7 +38,7 @@ RENAMED = (
     "The OME-XML places all planes in a file that is missing from this folder; this file is read "
     "as that file, renamed."
 )
-LONGEST_KEPT = 1 << 18
+LONGEST_KEPT, XML_START = 1 << 18, 1024
 # Files of one image, each of which holds a plane, a channel or a time point.
 MOST_FILES = 1024
 TIFF_DATA_NUMBERS = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
@@ -59,8 +59,9 @@ class OmeDescription(NamedTuple):
 
 
 def probe(file: TiffFile) -> bool:
-    """Whether the first description of the file is OME-XML."""
-    return bool(file.is_ome)
+    """Whether the first description of the file is OME-XML, perhaps damaged at its end."""
+    start = file.pages.first.description[:XML_START]
+    return bool(file.is_ome) or (start.startswith("<?xml") and "<OME " in start)
 
 
 def parse(
@@ -160,6 +161,8 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
     stated = [_length_unit(pixels, axis) for axis in "XY" if f"PhysicalSize{axis}" in pixels.attrib]
     unknown = [unit for unit in stated if units.micrometers(unit) is None]
     problems += [units.unknown_length(unit) for unit in unknown[:1] if unit not in NOT_LENGTHS]
+    if len(stated) == 1:
+        problems.append("The OME-XML states the pixel size along one axis only; it is ignored.")
     channels = list(markup.children(pixels, "Channel"))
     instrument = _instrument(root, image)
     return OmeDescription(

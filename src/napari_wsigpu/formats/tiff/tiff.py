@@ -153,9 +153,7 @@ def layout_of(
     problems = [problem for problem in found if problem]
     if main.kind in PLAIN_KINDS:
         problems += images_not_shown(
-            _size_and_planes(series)
-            for series in images(file)
-            if series not in pyramid and not keyframe(series).is_reduced
+            _size_and_planes(series) for series in images(file) if series not in pyramid
         )
     levels += _imagej_levels(file, main, at, levels[0], source.path, problems)
     held, stated = held_channels(main, at), len(_all_pages(main, at))
