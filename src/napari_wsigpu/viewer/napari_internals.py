@@ -329,9 +329,11 @@ def toasts(window: QMainWindow | None = None) -> list[NapariQtNotification]:
     """Return the notifications of one window or of all; none if napari does not expose them."""
     with suppress(AttributeError, ImportError):
         toast_class = NOTIFICATIONS.find(None)
-        # napari also lists notifications that were deleted with their window.
-        everywhere = [toast for toast in NOTIFICATIONS.get(toast_class) if isalive(toast)]
-        return everywhere if window is None else window.findChildren(toast_class)
+        listed = NOTIFICATIONS.get(toast_class)
+        # napari keeps notifications that were deleted with their window. Closing another one fails
+        # in napari 0.10 if the last of the list is such.
+        listed[:] = filter(isalive, listed)
+        return [*listed] if window is None else window.findChildren(toast_class)
     return []
 
 
