@@ -120,6 +120,45 @@ def test_annotations_stay_with_their_slides_side_by_side(
     assert slides[0].get_value(points.data_to_world(points.data[0]), world=True) is not None
 
 
+@pytest.mark.window
+def test_annotations_leave_the_screen_with_their_slide(
+    viewer, dock, add_dock, slide_is_open, dark, qtbot
+):
+    first, second = slide_is_open(sample_path(), dark)
+    annotate = add_dock("Annotate")
+    drawn = {}
+    for name, layer in (("he_phantom.svs", first), ("dark.tif", second)):
+        choose(dock, name)
+        click(annotate.tools["Rectangle"])
+        drawn[layer] = viewer.layers.selection.active
+        drawn[layer].add_rectangles(np.array([[10, 10], [90, 90]]))
+    assert second.visible
+    path = slide_of(second).path
+    viewer.layers.selection.active = second
+    viewer.layers.remove_selected()
+    assert not drawn[second].visible
+    qtbot.waitUntil(lambda: first.visible)
+    assert drawn[first].visible
+    assert annotate.slide is slide_of(first)
+    assert len(annotate.rows) == 1
+    choose(dock, "he_phantom.svs")
+    assert not drawn[second].visible
+    [again] = slide_is_open(path)
+    qtbot.waitUntil(lambda: again.visible and not first.visible)
+    assert drawn[second].visible
+    assert not drawn[first].visible
+
+
+@pytest.mark.window
+def test_a_tool_shows_a_hidden_slide(viewer, dock, add_dock, slide_is_open):
+    [layer] = slide_is_open(sample_path())
+    annotate = add_dock("Annotate")
+    layer.visible = False
+    click(annotate.tools["Rectangle"])
+    assert layer.visible
+    assert viewer.layers.selection.active.mode == "add_rectangle"
+
+
 def test_channels_of_a_slide_stay_together(viewer, dock, slide_is_open, write_channels, tmp_path):
     path, *_ = write_channels(2)
     twin = tmp_path / "twin.ome.tif"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet, ref
 
@@ -11,8 +12,9 @@ from napari_wsigpu.viewer.drawing.progressive import display_progressively, stop
 from napari_wsigpu.viewer.layers.channel_values import show_channel_values
 from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of, widen_limits
 from napari_wsigpu.viewer.napari_internals import main_window
+from napari_wsigpu.viewer.view.arrangement import show_annotations, show_another, slides_of
 from napari_wsigpu.viewer.window.magnification_bar import add_magnification_bar
-from napari_wsigpu.viewer.window.main_window import close_unsaved
+from napari_wsigpu.viewer.window.main_window import close_unsaved, soon
 from napari_wsigpu.viewer.window.shortcuts import register_keys
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ _open: WeakSet[Viewer] = WeakSet()
 def manage_slides(viewer: Viewer) -> None:
     """Draw a viewer's slides progressively, and release each slide with its last layer.
 
-    Releasing a slide closes its file, stops its threads and drops its tiles. Calling this again
-    for the same viewer changes nothing.
+    Releasing a slide closes its file, stops its threads and drops its tiles. Its annotations are
+    hidden until the slide is opened again. Calling this again for the same viewer changes nothing.
     """
     if viewer in _watched:
         return
@@ -38,9 +40,21 @@ def manage_slides(viewer: Viewer) -> None:
     annotator_of(viewer)
     add_magnification_bar(viewer)
     register_keys()
-    viewer.layers.events.inserted.connect(_on_inserted)
-    viewer.layers.events.removed.connect(_on_removed)
     weak = ref(viewer)
+
+    def on_inserted(event: Event) -> None:
+        shown = weak()
+        if shown is not None:
+            _prepare(event.value, shown)
+
+    def on_removed(event: Event) -> None:
+        shown = weak()
+        _release(event.value)
+        if shown is not None:
+            _hide_annotations(event.value, shown)
+
+    viewer.layers.events.inserted.connect(on_inserted)
+    viewer.layers.events.removed.connect(on_removed)
 
     def on_closed() -> None:
         closed = weak()
@@ -66,15 +80,28 @@ def close_windows() -> None:
         close_unsaved(viewer)
 
 
-def _on_inserted(event: Event) -> None:
-    if slide_of(event.value) is not None:
-        widen_limits(event.value)
-    if shown_composite(event.value) is not None:
-        show_channel_values(event.value)
+def _prepare(layer: Layer, viewer: Viewer) -> None:
+    """Prepare a new layer; the first layer of a slide shows the annotations that it left."""
+    slide = slide_of(layer)
+    if slide is not None:
+        widen_limits(layer)
+        paths = [each.path for each in map(slide_of, viewer.layers) if each is not None]
+        if paths.count(slide.path) == 1:
+            show_annotations(viewer, slide.path)
+    if shown_composite(layer) is not None:
+        show_channel_values(layer)
 
 
-def _on_removed(event: Event) -> None:
-    _release(event.value)
+def _hide_annotations(removed: Layer, viewer: Viewer) -> None:
+    """Hide a slide's annotations with its last layer, and show another slide if none is visible."""
+    slide = slide_of(removed)
+    if slide is None or any(each.path == slide.path for each in slides_of(viewer)):
+        return
+    show_annotations(viewer, slide.path, visible=False)
+    window = main_window(viewer)
+    if window is not None:
+        # Wait until napari has removed all selected layers and chosen the next active one.
+        soon(window, partial(show_another, viewer))
 
 
 def _release(layer: Layer) -> None:

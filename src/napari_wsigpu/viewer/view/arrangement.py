@@ -52,6 +52,25 @@ def fit_slide(viewer: Viewer, slide: Slide) -> None:
     fit_to(viewer, viewer.layers if viewer.canvas.grid.enabled else layers_of(viewer, slide))
 
 
+def is_shown(viewer: Viewer, slide: Slide) -> bool:
+    """Whether a layer of the slide is visible."""
+    return any(layer.visible for layer in layers_of(viewer, slide))
+
+
+def show_annotations(viewer: Viewer, path: str, *, visible: bool = True) -> None:
+    """Show or hide the annotations and heat maps of the slide at `path`."""
+    for layer in viewer.layers:
+        if layer.metadata.get(SLIDE) == path:
+            layer.visible = visible
+
+
+def show_another(viewer: Viewer) -> None:
+    """Show the active slide if all slides are hidden."""
+    slide = active_slide(viewer)
+    if slide is not None and not any(is_shown(viewer, each) for each in slides_of(viewer)):
+        show_only(viewer, slide)
+
+
 def show_next(viewer: Viewer, step: int = 1) -> None:
     """Show only the slide `step` places after the active one; the first follows the last."""
     slides, active = slides_of(viewer), active_slide(viewer)

@@ -11,7 +11,13 @@ from qtpy.QtCore import QSize, Qt, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow
 
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
-from napari_wsigpu.viewer.view.arrangement import active_slide, layer_of, slides_of
+from napari_wsigpu.viewer.view.arrangement import (
+    active_slide,
+    is_shown,
+    layer_of,
+    show_only,
+    slides_of,
+)
 from napari_wsigpu.viewer.window.docks import SHARE, share_names
 from napari_wsigpu.viewer.window.main_window import (
     LAYER_DOCKS,
@@ -120,8 +126,13 @@ class SlideDock(Panel):
         return slides_of(self.viewer)
 
     def draw_in(self, layer: Layer, mode: str) -> None:
-        """Let the user draw in a layer, which is moved above the slides that would hide it."""
+        """Let the user draw in a layer, which is moved above the slides that would hide it.
+
+        If the slide is hidden, it is shown alone first.
+        """
         layers = self.viewer.layers
+        if self.slide is not None and not is_shown(self.viewer, self.slide):
+            show_only(self.viewer, self.slide)
         index, has_cells = layers.index(layer), self.viewer.canvas.grid.enabled
         if not has_cells and any(slide_of(above) is not None for above in layers[index + 1 :]):
             layers.move(index, len(layers))
