@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from napari.utils.notifications import notification_manager
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 
@@ -157,6 +158,52 @@ def test_a_tool_shows_a_hidden_slide(viewer, dock, add_dock, slide_is_open):
     click(annotate.tools["Rectangle"])
     assert layer.visible
     assert viewer.layers.selection.active.mode == "add_rectangle"
+
+
+@pytest.mark.window
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_tools_draw_on_the_slide_under_the_mouse(viewer, dock, add_dock, slide_is_open, dark, tool):
+    viewer.window.resize(1500, 900)
+    slides = slide_is_open(sample_path(), dark)
+    annotate = add_dock("Annotate")
+    QTest.qWait(200)
+    choose(dock, "he_phantom.svs")
+    click(dock.side_by_side)
+    click(annotate.tools[tool])
+    annotate.set_class("Tumor")
+    drawn = viewer.layers.selection.active
+    assert drawn.metadata["slide"] == slide_of(slides[0]).path
+    QTest.qWait(300)
+    drag(viewer, (0.55, 0.3), (0.55, 0.3) if tool == "Point" else (0.6, 0.4))
+    QTest.qWait(300)
+    other = viewer.layers.selection.active
+    assert len(drawn.data) == 0
+    assert len(other.data) == 1
+    assert other.metadata["slide"] == slide_of(slides[1]).path
+    assert list(other.features["class"]) == ["Tumor"]
+    assert annotate.slide is slide_of(slides[1])
+    assert annotate.tools[tool].native.isChecked()
+    QTest.qWait(300)
+    assert len(annotate.rows) == 1
+    assert viewer.canvas.grid.actual_shape(viewer.layers) == (1, 2)
+    drag(viewer, (0.1, 0.3), (0.1, 0.3) if tool == "Point" else (0.15, 0.4))
+    QTest.qWait(300)
+    assert (len(drawn.data), len(other.data)) == (1, 1)
+    assert viewer.layers.selection.active is drawn
+
+
+@pytest.mark.window
+def test_tools_stop_on_a_hidden_slide(viewer, add_dock, slide_is_open):
+    [layer] = slide_is_open(sample_path())
+    annotate = add_dock("Annotate")
+    click(annotate.tools["Rectangle"])
+    drawn = viewer.layers.selection.active
+    layer.visible = False
+    drag(viewer, (0.4, 0.4), (0.6, 0.6))
+    QTest.qWait(100)
+    assert len(drawn.data) == 0
+    assert drawn.mode == "pan_zoom"
+    assert "is not visible; show it" in notification_manager.records[-1].message
 
 
 def test_channels_of_a_slide_stay_together(viewer, dock, slide_is_open, write_channels, tmp_path):

@@ -20,12 +20,15 @@ from qtpy.QtWidgets import QMessageBox
 
 from napari_wsigpu.annotations import recovery
 from napari_wsigpu.annotations.rings import areas
+from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
+    CLASS,
     FOR_EXPORT,
     SLIDE,
     annotation_layers_of,
     annotations_of,
+    drawing_layer,
     holds_annotations,
     to_pixels,
 )
@@ -41,7 +44,14 @@ from napari_wsigpu.viewer.napari_internals import (
     main_window,
     unwrapped,
 )
-from napari_wsigpu.viewer.view.arrangement import lower_images, slides_of
+from napari_wsigpu.viewer.view.arrangement import (
+    cell_at,
+    is_shown,
+    layers_of,
+    line_up,
+    lower_images,
+    slides_of,
+)
 from napari_wsigpu.viewer.view.navigation import screen_pixels
 from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.notifications import show_info
@@ -69,6 +79,7 @@ LEAST_DRAG = 5  # pixels of the screen; a shorter drag or a smaller area is an a
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
+PAINTS = ("paint", "fill", "erase", "polygon")
 
 _annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
 
@@ -121,7 +132,9 @@ class Annotator:
         viewer.layers.events.removing.connect(self._record)
         viewer.layers.events.removed.connect(self._on_removed)
         viewer.scene.camera.events.zoom.connect(self._on_zoom)
-        viewer.mouse_drag_callbacks.extend((activate_clicked, finish_drags, self._on_drag))
+        viewer.mouse_drag_callbacks.extend(
+            (aim_tool, activate_clicked, finish_drags, self._on_drag)
+        )
         for layer in viewer.layers:
             self._watch_labels(layer)
             if self._watch(layer):
@@ -137,6 +150,7 @@ class Annotator:
             viewer.layers.events.removing.disconnect(self._record)
             viewer.layers.events.removed.disconnect(self._on_removed)
             viewer.scene.camera.events.zoom.disconnect(self._on_zoom)
+            viewer.mouse_drag_callbacks.remove(aim_tool)
             viewer.mouse_drag_callbacks.remove(activate_clicked)
             viewer.mouse_drag_callbacks.remove(finish_drags)
             viewer.mouse_drag_callbacks.remove(self._on_drag)
@@ -452,6 +466,64 @@ def _is_of_slide(layer: Layer) -> bool:
 def outline_width(viewer: Viewer, layer: Layer) -> float:
     """Return the width of a layer's outlines in the layer's coordinates."""
     return EDGE / screen_pixels(viewer, layer)
+
+
+def aim_tool(viewer: Viewer, event: Event) -> None:
+    """Make a tool draw on the slide in the grid cell under the mouse; stop it on a hidden slide."""
+    layer = viewer.layers.selection.active
+    path = None if layer is None else layer.metadata.get(SLIDE)
+    if not path or not _draws(layer) or is_being_drawn(layer):
+        return
+    slides = slides_of(viewer)
+    cell = cell_at(viewer, event.viewbox)
+    if cell is not None and cell.path != path:
+        if isinstance(layer, Labels):
+            _stop(layer, f"'{layer.name}' belongs to another slide; select labels of this slide.")
+        else:
+            _draw_on(viewer, cell, layer)
+    elif not any(each.path == path and is_shown(viewer, each) for each in slides):
+        _stop(layer, f"The slide of '{layer.name}' is not visible; show it before you draw on it.")
+
+
+def _draws(layer: Layer) -> bool:
+    """Whether a press of the mouse changes the layer by drawing."""
+    mode = str(layer.mode)
+    if isinstance(layer, Labels):
+        return mode in PAINTS
+    return isinstance(layer, Shapes | Points) and mode.startswith("add")
+
+
+def _stop(layer: Layer, reason: str) -> None:
+    layer.mode = "pan_zoom"
+    show_info(reason)
+
+
+def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
+    """Activate a slide and one of its layers with the tool and the class of another layer."""
+    kind = Points if isinstance(source, Points) else Shapes
+    slide_layer = layers_of(viewer, slide)[-1]
+    own = annotation_layers_of(viewer, slide)
+    target = next((each for each in reversed(own) if isinstance(each, kind)), None)
+    if target is None:
+        target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)
+        with suppress(LayerError):
+            line_up(viewer)
+    target.visible = True
+    viewer.layers.selection.active = slide_layer  # docks follow the slide of an image
+    viewer.layers.selection.active = target
+    target.mode = str(source.mode)
+    target.selected_data = set()
+    defaults = {
+        name: values.iloc[0]
+        for layer in (target, source)
+        for name, values in layer.feature_defaults.items()
+        if layer is target or name == CLASS
+    }
+    target.feature_defaults = defaults
+    with target.block_update_properties():
+        for part in ("face",) if kind is Points else ("edge", "face"):
+            name = f"current_{part}_color"
+            setattr(target, name, getattr(source, name))
 
 
 def activate_clicked(viewer: Viewer, event: Event) -> None:

@@ -169,6 +169,15 @@ def line_up(viewer: Viewer) -> None:
     viewer.canvas.grid.stride = count
 
 
+def cell_at(viewer: Viewer, cell: tuple[int, int]) -> Slide | None:
+    """Return the slide in a cell of napari's grid; None without a slide or without a grid."""
+    if not viewer.canvas.grid.enabled:
+        return None
+    layers = viewer.layers
+    shown = (slide_of(layers[each]) for each in viewer.canvas.grid.contents_at(cell, layers))
+    return next((slide for slide in shown if slide is not None), None)
+
+
 def _is_visible(layer: Layer) -> bool:
     return bool(layer.visible)
 
