@@ -6,7 +6,7 @@ from napari.components import ViewerModel
 from napari.layers import Image, Layer
 from napari.utils.notifications import notification_manager
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.contributions import heatmap_files
@@ -61,6 +61,23 @@ def test_patches_without_scores_have_one_color(tmp_path, monkeypatch):
     assert np.unique(image[np.isfinite(image)]) == attributes["contrast_limits"][1]
     [said] = notification_manager.records
     assert said.message == "All scores in 'he_phantom.h5' are equal, so its patches have one color."
+
+
+@pytest.mark.parametrize("name", ["dark", "dark_patches"])
+def test_a_file_belongs_to_the_slide_with_its_name(path, tmp_path, monkeypatch, name):
+    model, other = ViewerModel(), tmp_path / "dark.tif"
+    convert(sample_path(), other, region=(0, 0, 2048, 2048))
+    monkeypatch.setattr(heatmap_files.napari, "current_viewer", lambda: model)
+    named = path.rename(tmp_path / f"{name}.h5")
+    with open_slide(other, "cpu") as dark, open_slide(sample_path(), "cpu") as slide:
+        for each in (dark, slide):
+            layer = model.add_layer(Layer.create(*slide_layers(each)[0]))
+        assert model.layers.selection.active is layer
+        [(_, attributes, _)] = get_heatmap_reader(str(named))(str(named))
+        assert attributes["metadata"][SLIDE] == dark.path
+        renamed = named.rename(tmp_path / "scores.h5")
+        [(_, attributes, _)] = get_heatmap_reader(str(renamed))(str(renamed))
+        assert attributes["metadata"][SLIDE] == slide.path
 
 
 def test_heatmaps_need_a_slide(path, monkeypatch):

@@ -52,6 +52,7 @@ ELLIPSE_VERTICES = 128
 CENTER = 0.5  # napari's origin is the center of the first pixel, QuPath's its corner
 OF_ALL = 1 / 500  # width of outlines relative to the slide, until the zoom is known
 POINT, SMALLEST_POINT = 20, 8  # size in pixels of level 0, and smallest size on screen
+TRIDENT = "_patches"  # ending of the names of TRIDENT's files of coordinates
 MOST_PIXELS = 1 << 28
 SAME = 1e-3  # pixels
 PLACEMENT = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
@@ -286,11 +287,23 @@ def _is_free(layer: Layer) -> bool:
     return SLIDE not in layer.metadata
 
 
-def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | None:
+def slide_layer_for(
+    viewer: Viewer | None, attributes: Attributes, file_name: str = ""
+) -> Layer | None:
     """Return a layer of the slide that annotations belong to; None if no slide is open.
 
     This is the slide in the annotations' metadata, else the slide of the active layer (which may
-    hold annotations or a heat map), else the only visible slide, else the only one.
+    hold annotations or a heat map), else the only visible slide, else the only one. A file that
+    bears the name of one open slide, as `file_name` passes it, belongs to that slide.
+
+    Parameters
+    ----------
+    viewer : Viewer or None
+        The viewer.
+    attributes : dict
+        Attributes of the annotations' layer.
+    file_name : str, optional
+        Name of the file that holds the annotations, without its suffix.
 
     Raises
     ------
@@ -304,6 +317,9 @@ def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | No
     path = (attributes.get("metadata") or {}).get(SLIDE)
     if path in by_path:
         return by_path[path]
+    namesakes = [layer for layer in by_path.values() if _is_named(layer, file_name)]
+    if len(namesakes) == 1:
+        return namesakes[0]
     active = viewer.layers.selection.active
     if active in shown:
         return active
@@ -317,6 +333,11 @@ def slide_layer_for(viewer: Viewer | None, attributes: Attributes) -> Layer | No
             "slide, and try again."
         )
     return found[0] if found else None
+
+
+def _is_named(layer: Layer, name: str) -> bool:
+    slide = slide_of(layer)
+    return slide is not None and slide_name(slide) in (name, name.removesuffix(TRIDENT))
 
 
 def _path(layer: Layer) -> str:

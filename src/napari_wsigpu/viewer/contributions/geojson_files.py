@@ -49,7 +49,9 @@ def get_geojson_reader(
 
 
 def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
-    """Read annotations as shapes, points and labels layers, above the open slide.
+    """Read annotations as shapes, points and labels layers, above the slide with the file's name.
+
+    A file with another name belongs to the active slide.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
     layers: list[LayerData] = []
     for name in [path] if isinstance(path, str) else path:
         title = Path(name).name.partition(".")[0]
-        slide_layer = slide_layer_for(viewer, {"name": title})
+        slide_layer = slide_layer_for(viewer, {"name": title}, _stem(name))
         kind = sop_class(name)
         if kind == SEGMENTATION:
             layers.append(segmentation_layer(read_dicom_segmentation(name), title, slide_layer))
@@ -84,6 +86,14 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
             show_info(MANY)
         layers += found
     return layers or [(None,)]  # type: ignore[list-item]  # tells napari: empty file
+
+
+def _stem(path: str) -> str:
+    """Return a file's name without its endings; other parts with dots belong to the name."""
+    name = Path(path).name
+    for ending in (".gz", ".geojson", DICOM_ENDING):
+        name = name.removesuffix(ending)
+    return name
 
 
 def write_annotations(path: str, layers: list[LayerData]) -> list[str]:

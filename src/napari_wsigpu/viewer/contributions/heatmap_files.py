@@ -37,7 +37,9 @@ def get_heatmap_reader(
 
 
 def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
-    """Read patches and their scores as image layers over the open slide.
+    """Read patches and their scores as image layers over the slide with the file's name.
+
+    A file with another name belongs to the active slide.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
     layers: list[LayerData] = []
     for name in [path] if isinstance(path, str) else path:
         title = Path(name).stem
-        slide_layer = slide_layer_for(viewer, {"name": title})
+        slide_layer = slide_layer_for(viewer, {"name": title}, title)
         slide = slide_of(slide_layer)
         if slide is None:
             raise AnnotationError(f"'{name}' holds patches of a slide; open the slide first.")
