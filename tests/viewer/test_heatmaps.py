@@ -48,10 +48,16 @@ def test_heatmaps_lie_on_their_patches(path, monkeypatch):
                 )
 
 
-def test_patches_without_scores_have_one_color(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [(None, "'he_phantom.h5' has no scores"), (0.5, "All scores in 'he_phantom.h5' are equal")],
+)
+def test_patches_without_scores_have_one_color(tmp_path, monkeypatch, scores, reason):
     path = tmp_path / "he_phantom.h5"
     with h5py.File(path, "w") as file:
         file["coords"] = CORNERS
+        if scores is not None:
+            file["attention_scores"] = np.full(len(CORNERS), scores)
     model = ViewerModel()
     monkeypatch.setattr(heatmap_files.napari, "current_viewer", lambda: model)
     with open_slide(sample_path(), "cpu") as slide:
@@ -60,7 +66,7 @@ def test_patches_without_scores_have_one_color(tmp_path, monkeypatch):
     assert attributes["name"] == "he_phantom patches"
     assert np.unique(image[np.isfinite(image)]) == attributes["contrast_limits"][1]
     [said] = notification_manager.records
-    assert said.message == "All scores in 'he_phantom.h5' are equal, so its patches have one color."
+    assert said.message == f"{reason}, so its patches have one color."
 
 
 @pytest.mark.parametrize("name", ["dark", "dark_patches"])

@@ -193,6 +193,14 @@ def read_patches(path: str | os.PathLike[str], slide: SlideSize) -> Patches:
         ) from error
 
 
+def has_scores(path: str | os.PathLike[str]) -> bool:
+    """Whether a file that `read_patches` has read holds scores."""
+    import h5py
+
+    with h5py.File(os.fspath(path), "r") as file:
+        return SCORES in file
+
+
 def _patches(file: h5py.File, slide: SlideSize) -> Patches:
     coords, scores = _dataset(file, COORDS), _dataset(file, SCORES)
     if coords is None:

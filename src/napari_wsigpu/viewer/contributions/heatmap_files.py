@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import napari
 import numpy as np
 
-from napari_wsigpu.annotations.overlays import overlay, read_patches
+from napari_wsigpu.annotations.overlays import has_scores, overlay, read_patches
 from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     SLIDE,
@@ -63,9 +63,11 @@ def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
         low, high = float(np.nanmin(image)), float(np.nanmax(image))
         is_uniform = low == high
         if is_uniform:
-            show_info(
-                f"All scores in '{Path(name).name}' are equal, so its patches have one color."
+            file = f"'{Path(name).name}'"
+            reason = (
+                f"All scores in {file} are equal" if has_scores(name) else f"{file} has no scores"
             )
+            show_info(f"{reason}, so its patches have one color.")
         attributes = {
             "name": f"{title} patches" if is_uniform else title,
             "colormap": "cyan" if is_uniform else "turbo",
