@@ -77,6 +77,13 @@ def assert_alike(found, expected):
             np.testing.assert_allclose(ring, other, atol=0.01)
 
 
+def test_layers_are_named_after_their_slide(model):
+    names = [layer.name for layer in added(*model, ALL)]
+    assert names == ["he_phantom of QuPath annotations", "he_phantom of QuPath points"]
+    [(_, attributes, _)] = annotation_layers(ALL[:1], "without a slide")
+    assert attributes["name"] == "without a slide"
+
+
 def test_layers_keep_all_that_objects_say(model):
     model, layer = model
     shapes, points = added(model, layer, ALL)

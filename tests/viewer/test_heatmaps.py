@@ -8,7 +8,7 @@ from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.errors import AnnotationError
-from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, layer_name
 from napari_wsigpu.viewer.contributions import heatmap_files
 from napari_wsigpu.viewer.contributions.heatmap_files import get_heatmap_reader
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
@@ -37,6 +37,7 @@ def test_heatmaps_lie_on_their_patches(path, monkeypatch):
         [data] = get_heatmap_reader(str(path))(str(path))
         heatmap = model.add_layer(Layer.create(*data))
         assert isinstance(heatmap, Image)
+        assert heatmap.name == "he_phantom scores heat map"
         assert heatmap.units == layer.units
         assert heatmap.metadata[SLIDE] == slide.path
         assert heatmap.contrast_limits == [0, 1]
@@ -84,6 +85,20 @@ def test_a_file_belongs_to_the_slide_with_its_name(path, tmp_path, monkeypatch, 
         renamed = named.rename(tmp_path / "scores.h5")
         [(_, attributes, _)] = get_heatmap_reader(str(renamed))(str(renamed))
         assert attributes["metadata"][SLIDE] == slide.path
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "name"),
+    [
+        ("he_phantom", "heat map", "he_phantom heat map"),
+        ("he_phantom_patches", "patches", "he_phantom patches"),
+        ("he_phantom2", "heat map", "he_phantom he_phantom2 heat map"),
+        ("Recovered", "annotations", "he_phantom Recovered annotations"),
+    ],
+)
+def test_names_of_layers_state_their_slide(title, kind, name):
+    with open_slide(sample_path(), "cpu") as slide:
+        assert layer_name(slide, title, kind) == name
 
 
 def test_heatmaps_need_a_slide(path, monkeypatch):

@@ -97,6 +97,14 @@ def image_placement(
     return flat_placement(layer) | {"scale": scale, "translate": place[-2:]}
 
 
+def layer_name(slide: Slide, title: str, kind: str) -> str:
+    """Return a layer's name: its slide, the part of a title that adds to it, and what it holds."""
+    name = slide_name(slide)
+    extends = title.startswith(name) and not title[len(name) : len(name) + 1].isalnum()
+    rest = title[len(name) :].strip(" _-.") if extends else title
+    return " ".join(part for part in (name, rest.removesuffix(kind).rstrip(" _-."), kind) if part)
+
+
 def annotation_layers(
     annotations: Sequence[Annotation], name: str, slide_layer: Layer | None = None
 ) -> list[LayerData]:
@@ -109,7 +117,7 @@ def annotation_layers(
     annotations : sequence of Annotation
         Annotations of a slide.
     name : str
-        The layers' name.
+        A title for the layers, such as the file's name. Their names also state the slide.
     slide_layer : Layer, optional
         A layer of the slide to place them on; without it, world units are pixels.
 
@@ -131,6 +139,10 @@ def annotation_layers(
         if DICOM in each.extra
     }
     common["metadata"] = metadata
+    of_points = dict(common)
+    if slide is not None:
+        common["name"] = layer_name(slide, name, "annotations")
+        of_points["name"] = layer_name(slide, name, "points")
     shapes = [annotation for annotation in annotations if annotation.kind != "points"]
     objects = [annotation for annotation in shapes if annotation.kind in WITH_AREA]
     if len(objects) > MOST_SHAPES:
@@ -141,7 +153,7 @@ def annotation_layers(
     return [
         *([_labels(objects, common, slide)] if objects else []),
         *([_shapes(shapes, common, slide)] if shapes else []),
-        *([_points(points, common)] if points else []),
+        *([_points(points, of_points)] if points else []),
     ]
 
 

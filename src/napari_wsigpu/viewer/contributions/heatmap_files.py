@@ -13,6 +13,7 @@ from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     SLIDE,
     image_placement,
+    layer_name,
     slide_layer_for,
 )
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
@@ -69,7 +70,7 @@ def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
             )
             show_info(f"{reason}, so its patches have one color.")
         attributes = {
-            "name": f"{title} patches" if is_uniform else title,
+            "name": layer_name(slide, title, "patches" if is_uniform else "heat map"),
             "colormap": "cyan" if is_uniform else "turbo",
             "opacity": OPACITY,
             "contrast_limits": (high - 1, high) if is_uniform else (low, high),
