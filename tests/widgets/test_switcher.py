@@ -8,7 +8,9 @@ from qtpy.QtTest import QTest
 
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.associated_layer import add_associated_image
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.view.arrangement import fit_slide
 from tests.viewer.shared import wait_for_layout
 from tests.widgets.conftest import drag
 
@@ -190,6 +192,26 @@ def test_tools_draw_on_the_slide_under_the_mouse(viewer, dock, add_dock, slide_i
     QTest.qWait(300)
     assert (len(drawn.data), len(other.data)) == (1, 1)
     assert viewer.layers.selection.active is drawn
+
+
+@pytest.mark.window
+def test_opened_images_are_in_view(viewer, dock, slide_is_open, dark):
+    first, _ = slide_is_open(sample_path(), dark)
+    QTest.qWait(400)
+    choose(dock, "he_phantom.svs")
+    label = add_associated_image(viewer, slide_of(first), "label", np.zeros((40, 30, 3), np.uint8))
+    QTest.qWait(200)
+
+    def is_seen():
+        middle, width = viewer.scene.camera.center[-1], viewer.canvas.size[1]
+        return label.extent.world[1, 1] < middle + width / viewer.scene.camera.zoom / 2
+
+    assert is_seen()
+    viewer.scene.camera.zoom *= 4
+    fit_slide(viewer, slide_of(first))
+    assert is_seen()
+    choose(dock, "dark.tif")
+    assert not label.visible
 
 
 @pytest.mark.window

@@ -8,6 +8,7 @@ from napari.layers import Image
 
 from napari_wsigpu.viewer.layers.placement import placement_of
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
+from napari_wsigpu.viewer.view.arrangement import ASSOCIATED, fit_slide
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -19,7 +20,7 @@ GAP = 0.05
 
 
 def add_associated_image(viewer: Viewer, slide: Slide, name: str, pixels: Array) -> Image:
-    """Add an associated image as a separate layer, and fit the view to all layers.
+    """Add an associated image as a separate layer, and fit the view to it and the slide.
 
     If the file states which part of the glass the image covers, the layer is placed there, below
     the slide. Otherwise it is placed to the right of all layers and scaled to the slide's extent,
@@ -56,8 +57,9 @@ def add_associated_image(viewer: Viewer, slide: Slide, name: str, pixels: Array)
         pixels if rgb else pixels[..., 0],
         name=f"{slide_name(slide)} {name}",
         rgb=rgb,
+        metadata={ASSOCIATED: slide.path},
         **{"axis_labels": ("y", "x"), **place},
     )
     viewer.layers.insert(index, layer)
-    viewer.reset_view()
+    fit_slide(viewer, slide)
     return layer

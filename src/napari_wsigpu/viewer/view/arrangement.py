@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide.slide import Slide
 
+ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
+
 
 def slides_of(viewer: Viewer) -> list[Slide]:
     """Return the slides of a viewer, in the order of its layers."""
@@ -48,8 +50,17 @@ def layer_of(viewer: Viewer, slide: Slide | None) -> Layer | None:
 
 
 def fit_slide(viewer: Viewer, slide: Slide) -> None:
-    """Fit a slide to the canvas, or all slides to their cells if the grid is on."""
-    fit_to(viewer, viewer.layers if viewer.canvas.grid.enabled else layers_of(viewer, slide))
+    """Fit a slide to the canvas, or all slides to their cells if the grid is on.
+
+    Visible associated images of the slide are fitted with it.
+    """
+    images = [
+        layer
+        for layer in viewer.layers
+        if layer.visible and layer.metadata.get(ASSOCIATED) == slide.path
+    ]
+    own = [*layers_of(viewer, slide), *images]
+    fit_to(viewer, viewer.layers if viewer.canvas.grid.enabled else own)
 
 
 def is_shown(viewer: Viewer, slide: Slide) -> bool:
@@ -58,9 +69,9 @@ def is_shown(viewer: Viewer, slide: Slide) -> bool:
 
 
 def show_annotations(viewer: Viewer, path: str, *, visible: bool = True) -> None:
-    """Show or hide the annotations and heat maps of the slide at `path`."""
+    """Show or hide the annotations, heat maps and associated images of the slide at `path`."""
     for layer in viewer.layers:
-        if layer.metadata.get(SLIDE) == path:
+        if _owner(layer) == path:
             layer.visible = visible
 
 
@@ -84,7 +95,7 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     paths = {each.path for each in slides_of(viewer)}
     for layer in viewer.layers:
         shown = slide_of(layer)
-        path = layer.metadata.get(SLIDE) if shown is None else shown.path
+        path = _owner(layer) if shown is None else shown.path
         if path in paths:
             layer.visible = path == slide.path if shown is None else shown is slide
     layers = layers_of(viewer, slide)
@@ -176,6 +187,12 @@ def cell_at(viewer: Viewer, cell: tuple[int, int]) -> Slide | None:
     layers = viewer.layers
     shown = (slide_of(layers[each]) for each in viewer.canvas.grid.contents_at(cell, layers))
     return next((slide for slide in shown if slide is not None), None)
+
+
+def _owner(layer: Layer) -> str | None:
+    """Return the path of the slide that a layer with other content belongs to, or None."""
+    path: str | None = layer.metadata.get(SLIDE, layer.metadata.get(ASSOCIATED))
+    return path
 
 
 def _is_visible(layer: Layer) -> bool:
