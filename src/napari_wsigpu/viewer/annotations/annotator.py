@@ -477,8 +477,8 @@ def aim_tool(viewer: Viewer, event: Event) -> None:
     slides = slides_of(viewer)
     cell = cell_at(viewer, event.viewbox)
     if cell is not None and cell.path != path:
-        if isinstance(layer, Labels):
-            _stop(layer, f"'{layer.name}' belongs to another slide; select labels of this slide.")
+        if isinstance(layer, Labels) or FOR_EXPORT in layer.metadata:
+            _stop(layer, f"'{layer.name}' belongs to another slide; select a layer of this slide.")
         else:
             _draw_on(viewer, cell, layer)
     elif not any(each.path == path and is_shown(viewer, each) for each in slides):
