@@ -397,7 +397,7 @@ class TestFilled:
         assert_same(read(write(tmp_path, pixels, bytes, cut_edges=True)), pixels)
         assert_same(read(write(tmp_path, pixels, lambda tile: tile.tobytes() + more)), pixels)
 
-    def test_predictors_and_fill_orders_are_undone(self, tmp_path):
+    def test_fill_order_is_undone(self, tmp_path):
         pixels = slides.picture(HEIGHT, WIDTH)
         turned = write(
             tmp_path,
@@ -406,13 +406,6 @@ class TestFilled:
             more={266: (SHORT, 2)},
         )
         assert_same(read(turned), pixels)
-        predicted = write(
-            tmp_path,
-            pixels,
-            lambda tile: imagecodecs.delta_encode(tile, axis=-2).tobytes(),
-            more={317: (SHORT, 2)},
-        )
-        assert_same(read(predicted), pixels)
 
     @given(kept=st.integers(1, 4608))
     def test_a_short_tile_never_shows_wrong_pixels(self, tmp_path, kept):

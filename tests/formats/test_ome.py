@@ -470,3 +470,17 @@ def test_lost_scales_are_reported(tmp_path, change, sentence):
     found = describe(path)
     assert found.mpp is None
     assert sentence in " ".join(found.problems)
+
+
+def test_names_of_too_few_channels_are_reported(tmp_path):
+    path, pixels = tmp_path / "a.ome.tif", np.zeros((2, 33, 47), np.uint8)
+    metadata = {"axes": "CYX", "Channel": {"Name": ["DAPI", "CD3"]}}
+    tifffile.imwrite(path, pixels, ome=True, photometric="minisblack", metadata=metadata)
+    with tifffile.TiffFile(path) as file:
+        xml = file.pages.first.description
+    fewer = re.sub("<Channel [^>]*CD3.*?</Channel>", "", xml)
+    assert "DAPI" in fewer
+    assert "CD3" not in fewer
+    tifffile.tiffcomment(path, fewer.encode())
+    found = describe(path)
+    assert "describes 1 channel(s), but the image has 2" in " ".join(found.problems)

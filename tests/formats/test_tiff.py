@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.formats.describe import describe
@@ -643,3 +644,13 @@ def test_reduced_images_that_are_no_levels_are_reported(tmp_path):
             file.write(level, metadata=None, **options)
     found = describe(path)
     assert found.problems == ("1 more image(s) of the file are not shown: 320 x 200.",)
+
+
+def test_predictor_of_raw_samples_is_ignored(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    path = tmp_path / "a.tif"
+    tags = [(317, 3, 1, 2, True)]
+    tifffile.imwrite(path, pixels, tile=(64, 64), photometric="rgb", extratags=tags)
+    with open_slide(path, "cpu") as slide, Image.open(path) as image:
+        np.testing.assert_array_equal(slide.levels[0][...], np.asarray(image))
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)

@@ -185,7 +185,7 @@ class TileError(SlideError, ValueError):
         more = f" (and {others} more tile{'s' if others > 1 else ''})" if others else ""
         super().__init__(
             f"The tile at {name} of '{path}'{where} could not be decoded{more}: {reason}. "
-            "The rest of the slide can still be read; get a fresh copy of the file."
+            "Undamaged tiles can still be read; get a fresh copy of the file."
         )
 
     def _set(

@@ -625,10 +625,10 @@ def _encoding(path: Named, dataset: WsiDataset, syntax: UID, header: Dataset) ->
         or signed
         or (photometric == PALETTE and (table is None or compression == COMPRESSION.JPEG))
     ):
+        advice = "store them unsigned" if signed else "convert it to JPEG or JPEG 2000"
         raise UnsupportedSlideError(
             f"'{path}' can't be decoded: {samples} {'signed ' * signed}{bits}-bit sample(s) as "
-            f"{photometric} in {syntax.name} are not supported; "
-            "convert it to JPEG or JPEG 2000."
+            f"{photometric} in {syntax.name} are not supported; {advice}."
         )
     # The decoder undoes the component transform of a JPEG 2000 code stream (ITU-T T.800, annex G).
     # Converters of Aperio's YCbCr tiles (TIFF compression 33003) label them as YBR_ICT although

@@ -127,6 +127,11 @@ def parse(
     if len(xml) <= LONGEST_KEPT:
         description.metadata["OME"] = markup.nested(root)
         metadata["tiff"].pop("ImageDescription", None)
+    if known and distrust is None and 0 < len(channels) < count:
+        problems.append(
+            f"The OME-XML describes {len(channels)} channel(s), but the image has {count}; their "
+            "names are ignored."
+        )
     layout = pixel_size.with_size(layout, file, page, description.mpp)
     return replace(
         layout,

@@ -797,7 +797,8 @@ def _build_level(
     encoding = Encoding(
         compression=int(page.compression),
         photometric=int(PHOTOMETRIC.RGB if colors else _photometric(page, channels)),
-        predictor=int(page.predictor),
+        # It belongs to compressions (TIFF 6.0, section 14), so libtiff ignores it for raw samples.
+        predictor=1 if page.compression == COMPRESSION.NONE else int(page.predictor),
         fill_order=int(page.fillorder),
         byte_order=page.parent.byteorder,
         dtype=dtype.name,
