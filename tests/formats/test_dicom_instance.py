@@ -214,6 +214,13 @@ class TestSeveralFilesALevel:
                 expected = oracles.openslide_level(tmp_path / "8.dcm")
                 assert abs(found.astype(int) - expected).max() <= 3
 
+    def test_frames_at_one_position_are_reported(self, tmp_path):
+        dataset = dicomslides.instance(PIXELS, "raw", sparse=True)
+        first, second = dataset.PerFrameFunctionalGroupsSequence[:2]
+        second.PlanePositionSlideSequence = first.PlanePositionSlideSequence
+        with open_slide(dicomslides.save(tmp_path / "a.dcm", dataset)) as slide:
+            assert "Later frames of 'a.dcm' hide 1 at" in " ".join(slide.layout.problems)
+
     def test_lost_part_is_reported(self, tmp_path):
         total = {"InConcatenationTotalNumber": 2}
         save(tmp_path / "a.dcm", PIXELS, "raw", part=(0, 16, 1), **total)

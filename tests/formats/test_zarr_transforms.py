@@ -179,6 +179,16 @@ def test_colors_of_channels(tmp_path, stated, color):
     assert (color is None) == any("invalid color" in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "window"), [(5, 1, None), ("a", 9, None), (7, 7, None), (1, 5, (1.0, 5.0))]
+)
+def test_windows_of_channels(tmp_path, start, end, window):
+    said = [{"label": "DAPI", "window": {"start": start, "end": end}}, {"label": "CD3"}]
+    channels, problems = channels_of(tmp_path / "a.zarr", said, 2)
+    assert [channel.window for channel in channels] == [window, None]
+    assert any("invalid window" in problem for problem in problems) == (start in (5, "a"))
+
+
 def test_unnamed_channels_get_default_names(tmp_path):
     said = [{"label": "DAPI", "color": "0000FF"}, {"label": "CD3", "color": "00FF00"}]
     channels, problems = channels_of(tmp_path / "a.zarr", said)

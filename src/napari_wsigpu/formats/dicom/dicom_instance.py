@@ -135,7 +135,7 @@ MOST_FRAMES = 1 << 22
 TOLERANCE = 0.01
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
 Z_DECIMALS = 6
-LONGEST_VALUE = 1 << 16
+LONGEST_VALUE, LONGEST_SYNTAX = 1 << 16, 128
 NEEDED = (
     "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "ImageType", "Rows", "Columns",
     "TotalPixelMatrixColumns", "TotalPixelMatrixRows", "SamplesPerPixel",
@@ -463,7 +463,7 @@ def _read(path: File, stream: BinaryIO, file: SlideFile, series: str | None) -> 
 def check_syntax(path: Named, syntax: UID, *, is_readable: bool = True) -> None:
     """Refuse a transfer syntax whose frames can't be decoded."""
     if not is_readable or syntax not in COMPRESSIONS:
-        name = " ".join(str(syntax.name).split())[:64]
+        name = " ".join(str(syntax.name).split())[:LONGEST_SYNTAX]
         raise UnsupportedSlideError(
             f"'{path}' can't be decoded: its transfer syntax, {name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
@@ -493,6 +493,11 @@ def described(path: Named, file: SlideFile, contents: Contents) -> Instance:
         positions = _full_positions(dataset, grid, header)
     else:
         positions = _sparse_positions(path, dataset, (tile_height, tile_width))
+        hidden = len(positions[0]) - len(
+            {*zip(*(each.tolist() for each in positions), strict=True)}
+        )
+        if hidden:
+            problems.append(f"Later frames of '{path.name}' hide {hidden} at the same positions.")
     frames = _frames(path, ranges, positions, grid, problems)
     if _is_one_plane(header, frames) and np.ptp(frames.z):
         # The scanner focused each frame separately, so their depths differ. All parts of a

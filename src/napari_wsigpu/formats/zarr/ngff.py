@@ -250,7 +250,17 @@ def channels(omero: object, count: int, problems: list[str]) -> tuple[Channel, .
     wrong = [each["color"] for each in items if each.get("color") and not _color(each["color"])]
     if wrong:
         problems.append(f"{len(wrong)} channel(s) have an invalid color ({str(wrong[0])[:20]}).")
-    return tuple(_channel(each, index) for index, each in enumerate(items))
+    found = tuple(_channel(each, index) for index, each in enumerate(items))
+    limits = [(each.get("start"), each.get("end")) for each in map(_window, items)]
+    ignored = [
+        ends
+        for ends, channel in zip(limits, found, strict=True)
+        if ends != (None, None) and ends[0] != ends[1] and channel.window is None
+    ]
+    if ignored:
+        first, last = (str(end)[:20] for end in ignored[0])
+        problems.append(f"{len(ignored)} channel(s) have an invalid window ({first} to {last}).")
+    return found
 
 
 def _color(stated: object) -> str | None:
@@ -272,8 +282,12 @@ def is_inverted(omero: object) -> bool:
     return _mapping(first).get("inverted") is True
 
 
+def _window(fields: Metadata) -> Metadata:
+    return _mapping(fields.get("window"))
+
+
 def _channel(fields: Metadata, index: int) -> Channel:
-    label, color, window = fields.get("label"), fields.get("color"), _mapping(fields.get("window"))
+    label, color, window = fields.get("label"), fields.get("color"), _window(fields)
     limits = numbers([window.get("start"), window.get("end")], 2)
     return Channel(
         name=(label[:LONGEST_NAME] if isinstance(label, str) else "") or f"channel {index}",
