@@ -71,8 +71,8 @@ class PatchDataset(Dataset):  # type: ignore[misc]
     on_error : {"raise", "skip", "background"}
         How patches with damaged tiles are treated. "raise": reading raises a `TileError`. "skip":
         they are left out of the batch, which may then be empty; a single index raises instead.
-        "background": the tiles are filled with background. Each process counts such patches in a
-        warning when it first reads them; a warning names at most 10 patches.
+        "background": the tiles are filled with background. Each process warns once about each
+        damaged patch; a warning about several states their number and names at most 10.
     """
 
     def __init__(
