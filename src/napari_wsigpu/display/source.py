@@ -95,11 +95,14 @@ class DisplaySource:
         tiles = {(key.row, key.column): key for key in keys}
         table = self._table(first.color)
         found = self._read(first.image, tiles, table)
-        return {key: self._hatched_if_damaged(key, found[tile]) for tile, key in tiles.items()}
+        background = self.background(first.color)
+        return {
+            key: self._hatched_if_damaged(key, found[tile], background)
+            for tile, key in tiles.items()
+        }
 
-    def _hatched_if_damaged(self, key: TileKey, pixels: Array) -> Array:
+    def _hatched_if_damaged(self, key: TileKey, pixels: Array, background: float | Array) -> Array:
         """Return a tile, hatched if damaged; readers fill damaged tiles with the background."""
-        background = self.background(key.color)
         # A tile that failed earlier may have been decoded since.
         damaged = self._log.has_failed(key._replace(color="stored"))
         if damaged and (pixels == np.asarray(background, pixels.dtype)).all():
@@ -118,15 +121,14 @@ class DisplaySource:
         layout = next(each.layout for each in self._pyramid if each.number == level)
         found = pixels
         for row, column in np.ndindex(layout.grid.rows, layout.grid.columns):
-            if not self._log.has_failed(TileKey(self.slide, level, row, column)):
-                continue
             rect = layout.tile_rect(row, column)
-            part = pixels[rect.top : rect.bottom, rect.left : rect.right]
-            if (part == np.asarray(background, part.dtype)).all():
+            area = slice(rect.top, rect.bottom), slice(rect.left, rect.right)
+            part = pixels[area]
+            key = TileKey(self.slide, level, row, column)
+            shown = self._hatched_if_damaged(key, part, background)
+            if shown is not part:
                 found = pixels.copy() if found is pixels else found
-                found[rect.top : rect.bottom, rect.left : rect.right] = hatched(
-                    part.shape, background, part.dtype
-                )
+                found[area] = shown
         return found
 
     @property
