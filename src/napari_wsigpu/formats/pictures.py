@@ -126,10 +126,9 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
     ValueError
         If it is not a supported kind of JPEG.
     """
-    if any(marker == JPEG_LS for marker, _, _ in segments(head)):
-        raise ValueError("it is a JPEG-LS image, which is not supported")
-    color = jpeg_color(head)
     for marker, start, _ in segments(head):
+        if marker == JPEG_LS:
+            raise ValueError("it is a JPEG-LS image, which is not supported")
         if marker in FRAMES:
             frame = head[start + 4 :]
             height = int.from_bytes(frame[1:3], "big")
@@ -146,7 +145,7 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
             if height * width * samples > limits.tile_bytes:
                 raise LargePictureError(f"it claims {width} x {height} pixels")
             ranges = (np.full((1, 1, 1), value, np.int64) for value in (offset, length))
-            grid = TileGrid(height, width, *ranges)
+            grid, color = TileGrid(height, width, *ranges), jpeg_color(head)
             return side_by_side(grid, plain_encoding(COMPRESSION.JPEG, samples, "uint8", color))
     raise DamagedPictureError("it has no JPEG frame")
 
