@@ -251,15 +251,14 @@ def channels(omero: object, count: int, problems: list[str]) -> tuple[Channel, .
     if wrong:
         problems.append(f"{len(wrong)} channel(s) have an invalid color ({str(wrong[0])[:20]}).")
     found = tuple(_channel(each, index) for index, each in enumerate(items))
-    limits = [(each.get("start"), each.get("end")) for each in map(_window, items)]
     ignored = [
-        ends
-        for ends, channel in zip(limits, found, strict=True)
-        if ends != (None, None) and ends[0] != ends[1] and channel.window is None
+        window
+        for window, channel in zip(map(_window, items), found, strict=True)
+        if channel.window is None and window.get("start") != window.get("end")
     ]
     if ignored:
-        first, last = (str(end)[:20] for end in ignored[0])
-        problems.append(f"{len(ignored)} channel(s) have an invalid window ({first} to {last}).")
+        start, end = (str(ignored[0].get(name))[:20] for name in ("start", "end"))
+        problems.append(f"{len(ignored)} channel(s) have an invalid window ({start} to {end}).")
     return found
 
 
