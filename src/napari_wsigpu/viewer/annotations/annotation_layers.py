@@ -289,6 +289,22 @@ def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
     ]
 
 
+def set_new_objects(
+    layer: Shapes | Points, texts: Mapping[str, str], colors: Mapping[str, Any]
+) -> None:
+    """Set texts of new objects, by column of the features, and colors, by part of the object."""
+    defaults = {name: values.iloc[0] for name, values in layer.feature_defaults.items()}
+    layer.feature_defaults = {**defaults, **texts}
+    with layer.block_update_properties():
+        for part, color in colors.items():
+            setattr(layer, f"current_{part}_color", color)
+
+
+def colored_parts(layer: Shapes | Points) -> tuple[str, ...]:
+    """Return the parts of objects whose colors show their class."""
+    return ("face",) if isinstance(layer, Points) else ("edge", "face")
+
+
 def holds_annotations(layer: Layer) -> bool:
     """Whether a layer is for annotations of any slide."""
     is_for_them = isinstance(layer, Shapes | Points) or OBJECTS in layer.metadata

@@ -16,7 +16,6 @@ from napari.layers import Image, Labels, Points, Shapes
 from napari.utils.events import EventEmitter
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
-from qtpy.QtWidgets import QMessageBox
 
 from napari_wsigpu.annotations import recovery
 from napari_wsigpu.annotations.rings import areas
@@ -28,8 +27,10 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     SLIDE,
     annotation_layers_of,
     annotations_of,
+    colored_parts,
     drawing_layer,
     holds_annotations,
+    set_new_objects,
     to_pixels,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
@@ -53,7 +54,7 @@ from napari_wsigpu.viewer.view.arrangement import (
     slides_of,
 )
 from napari_wsigpu.viewer.view.navigation import screen_pixels
-from napari_wsigpu.viewer.window.main_window import single_shot, soon
+from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
@@ -425,9 +426,7 @@ def ask_to_leave(window: QMainWindow, paths: Sequence[str], labels: Sequence[str
         parts.append(f"the labels {_listed(labels, 'more')}")
     unsaved = " and ".join(parts)
     text = f"T{unsaved[1:]} are not saved. Close the window without saving them?"
-    buttons = QMessageBox.Discard | QMessageBox.Cancel
-    answer = QMessageBox.warning(window, "Unsaved annotations", text, buttons, QMessageBox.Cancel)
-    return bool(answer == QMessageBox.Discard)
+    return may_discard(window, "Unsaved annotations", text)
 
 
 def _listed(names: Sequence[str], others: str) -> str:
@@ -472,7 +471,7 @@ def aim_tool(viewer: Viewer, event: Event) -> None:
     """Make a tool draw on the slide in the grid cell under the mouse; stop it on a hidden slide."""
     layer = viewer.layers.selection.active
     path = None if layer is None else layer.metadata.get(SLIDE)
-    if not path or not _draws(layer) or is_being_drawn(layer):
+    if not path or not draws(layer) or is_being_drawn(layer):
         return
     slides = slides_of(viewer)
     cell = cell_at(viewer, event.viewbox)
@@ -485,7 +484,7 @@ def aim_tool(viewer: Viewer, event: Event) -> None:
         _stop(layer, f"The slide of '{layer.name}' is not visible; show it before you draw on it.")
 
 
-def _draws(layer: Layer) -> bool:
+def draws(layer: Layer) -> bool:
     """Whether a press of the mouse changes the layer by drawing."""
     mode = str(layer.mode)
     if isinstance(layer, Labels):
@@ -513,17 +512,10 @@ def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
     viewer.layers.selection.active = target
     target.mode = str(source.mode)
     target.selected_data = set()
-    defaults = {
-        name: values.iloc[0]
-        for layer in (target, source)
-        for name, values in layer.feature_defaults.items()
-        if layer is target or name == CLASS
-    }
-    target.feature_defaults = defaults
-    with target.block_update_properties():
-        for part in ("face",) if kind is Points else ("edge", "face"):
-            name = f"current_{part}_color"
-            setattr(target, name, getattr(source, name))
+    defaults = source.feature_defaults
+    texts = {CLASS: defaults[CLASS].iloc[0]} if CLASS in defaults else {}
+    colors = {part: getattr(source, f"current_{part}_color") for part in colored_parts(source)}
+    set_new_objects(target, texts, colors)
 
 
 def activate_clicked(viewer: Viewer, event: Event) -> None:

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QEvent, QObject, QTimer
-from qtpy.QtWidgets import QDockWidget, QMainWindow, QWidget
+from qtpy.QtWidgets import QDockWidget, QMainWindow, QMessageBox, QWidget
 from superqt import ensure_main_thread
 
 from napari_wsigpu.viewer.napari_internals import forget_window_settings, main_window, toasts
@@ -88,6 +88,13 @@ def let_toasts_end(event: object = None) -> None:
             toast.timer.setSingleShot(True)
             toast.timer.setInterval(toast.DISMISS_AFTER)
             toast.timer.timeout.connect(toast.close_with_fade)
+
+
+def may_discard(parent: QWidget, title: str, text: str) -> bool:
+    """Ask whether to discard something; return the answer, which is no for the Enter key."""
+    buttons = QMessageBox.Discard | QMessageBox.Cancel
+    answer = QMessageBox.warning(parent, title, text, buttons, QMessageBox.Cancel)
+    return bool(answer == QMessageBox.Discard)
 
 
 def single_shot(

@@ -11,7 +11,7 @@ from magicgui.widgets import LineEdit, PushButton
 from napari.layers import Labels, Points, Shapes
 from qtpy.compat import isalive
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
-from qtpy.QtWidgets import QApplication, QMessageBox, QShortcut
+from qtpy.QtWidgets import QApplication, QShortcut
 
 from napari_wsigpu.annotations import (
     read_geojson,
@@ -32,12 +32,17 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     annotation_layers_of,
     drawing_layer,
 )
-from napari_wsigpu.viewer.annotations.annotator import annotator_of, has_annotator, preload
+from napari_wsigpu.viewer.annotations.annotator import (
+    annotator_of,
+    draws,
+    has_annotator,
+    preload,
+)
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import is_being_drawn
 from napari_wsigpu.viewer.view.navigation import center_on_box
-from napari_wsigpu.viewer.window.main_window import single_shot, soon
+from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
 from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
@@ -66,6 +71,7 @@ NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
 NO_CLASSES = "Labels have no classes; choose the label to paint in napari's layer controls."
 NOT_SAVED = "Labels are not saved automatically."
 LOST = "An earlier session ended without saving its annotations of '{}'."
+DELETE = "The lost annotations cannot be restored afterwards. Delete them?"
 SELECT = "Select"
 TOOLS = {
     SELECT: ("select", "Click objects to select them, then move, change or delete them"),
@@ -74,7 +80,7 @@ TOOLS = {
     "Line": ("add_line", "Draw lines on the slide"),
     "Point": ("add", "Place points on the slide"),
 }
-DRAWS = "add"  # start of the modes of napari's layers in which the user draws
+HINTS = {mode: f"{tip}." for mode, tip in TOOLS.values()}
 PATIENCE_MS = 100
 KEYS = 9  # number of classes with a shortcut, Alt+1 to Alt+9
 SWATCH = 10  # pixels
@@ -350,15 +356,14 @@ class Annotations(SlideDock):
     def _mark_tool(self, event: Event | None = None) -> None:
         """Check the button of the active layer's mode, however it was chosen."""
         active = self.active_layer()
-        for name, (mode, tip) in TOOLS.items():
+        for name, (mode, _) in TOOLS.items():
             is_current = active is not None and active.mode == mode
             self.tools[name].native.setChecked(is_current)
-            if not is_current and self.status.value == f"{tip}.":
+            if not is_current and self.status.value == HINTS[mode]:
                 self.status.say("")
         is_shown = active is not None and (is_being_drawn(active) or self._is_drawn(active))
         if self._size and self.status.value == self._size and not is_shown:
-            tips = {mode: f"{tip}." for mode, tip in TOOLS.values()}
-            self.status.say("" if active is None else tips.get(active.mode, ""))
+            self.status.say("" if active is None else HINTS.get(active.mode, ""))
 
     def _on_rows(self) -> None:
         """Select the objects of the selected rows in their layer."""
@@ -390,7 +395,7 @@ class Annotations(SlideDock):
         layer = self.layer_of_slide()
         if layer is None or self.slide is None:
             return
-        mode, tip = TOOLS[tool]
+        mode, _ = TOOLS[tool]
         kind = Points if tool == "Point" else Points | Shapes if tool == SELECT else Shapes
         active = self.active_layer()
         suitable = [each for each in self.layers() if isinstance(each, kind)]
@@ -404,7 +409,7 @@ class Annotations(SlideDock):
             if tool != SELECT:
                 target.selected_data = set()
                 self._classify(target)
-            self.status.say(f"{tip}.")
+            self.status.say(HINTS[mode])
         self._mark_tool()  # a click has toggled the button
 
     def set_class(self, name: str) -> None:
@@ -430,7 +435,7 @@ class Annotations(SlideDock):
         """Whether a layer's only selected object was drawn last, and selected by napari."""
         return (
             self._has_drawn
-            and layer.mode.startswith(DRAWS)
+            and draws(layer)
             and not is_being_drawn(layer)
             and set(layer.selected_data) == {len(layer.data) - 1}
         )
@@ -442,7 +447,7 @@ class Annotations(SlideDock):
         assignment of features, as in undo.
         """
         active = self.active_layer()
-        if active is not None and active.mode.startswith(DRAWS):
+        if active is not None and draws(active):
             self._classify(active)
             self._has_drawn = self._is_unmeasured = True
 
@@ -533,7 +538,7 @@ class Annotations(SlideDock):
 
     def _recover(self, *, show: bool = True) -> None:
         """Show or delete the annotations that an earlier session left unsaved."""
-        if not show and not self._may_delete():
+        if not show and not may_discard(self.native, "Lost annotations", DELETE):
             return
         copies, self._lost = self._lost, []
         if show and self.slide is not None:
@@ -548,15 +553,6 @@ class Annotations(SlideDock):
             for path in copies:
                 path.unlink(missing_ok=True)
         self.lost.visible = False
-
-    def _may_delete(self) -> bool:
-        """Ask whether to delete the lost annotations; return the answer."""
-        text = "The lost annotations cannot be restored afterwards. Delete them?"
-        buttons = QMessageBox.Discard | QMessageBox.Cancel
-        answer = QMessageBox.warning(
-            self.native, "Lost annotations", text, buttons, QMessageBox.Cancel
-        )
-        return bool(answer == QMessageBox.Discard)
 
     def _export(self) -> None:
         slide, layer = self.slide, self.layer_of_slide()

@@ -8,7 +8,13 @@ import numpy as np
 from napari.layers import Points
 from napari.utils.colormaps.standardize_color import rgb_to_hex, transform_color
 
-from napari_wsigpu.viewer.annotations.annotation_layers import CLASS, LIGHT, NAME
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    CLASS,
+    LIGHT,
+    NAME,
+    colored_parts,
+    set_new_objects,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,19 +66,16 @@ def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str)
     rows = sorted(rows)
     if rows or CLASS not in layer.features:
         set_texts(layer, CLASS, rows, name)
-    defaults = {each: layer.feature_defaults[each].iloc[0] for each in layer.feature_defaults}
-    if NAME in defaults:
-        defaults[NAME] = ""  # napari gives new objects the name of the last one
-    layer.feature_defaults = {**defaults, CLASS: name}
-    kinds = ("face",) if isinstance(layer, Points) else ("edge", "face")
-    for kind in kinds:
-        light = f"{LIGHT:02x}" if len(kinds) > 1 and kind == "face" else ""
-        with layer.block_update_properties():
-            setattr(layer, f"current_{kind}_color", f"{color}{light}")
-        if rows:
-            colors = np.array(getattr(layer, f"{kind}_color"))
-            colors[rows] = transform_color(f"{color}{light}")
-            setattr(layer, f"{kind}_color", colors)
+    parts = colored_parts(layer)
+    light = f"{color}{LIGHT:02x}" if "edge" in parts else color  # of the fill of an outline
+    new_colors = {part: light if part == "face" else color for part in parts}
+    # napari gives new objects the name of the last one.
+    unnamed = {NAME: ""} if NAME in layer.feature_defaults else {}
+    set_new_objects(layer, {CLASS: name, **unnamed}, new_colors)
+    for part, new_color in new_colors.items() if rows else ():
+        colors = np.array(getattr(layer, f"{part}_color"))
+        colors[rows] = transform_color(new_color)
+        setattr(layer, f"{part}_color", colors)
 
 
 def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: str) -> None:
