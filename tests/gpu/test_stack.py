@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, read_header
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, MAX_ROWS, Stacking, header_length, read_header
 from napari_wsigpu.gpu.device.interfaces import Slots, TileFormat
 from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINES
@@ -122,6 +122,38 @@ class TestPlan:
         assert (plan.size, plan.images, plan.offsets.shape) == (0, [], (0, 4))
 
 
+class TestTilesPerImage:
+    @pytest.mark.parametrize(
+        ("tiles", "side", "largest"),
+        [
+            (1, 256, 1),
+            (2, 256, 1),
+            (9, 256, 5),
+            (25, 256, 9),
+            (60, 256, 9),
+            (300, 256, 43),
+            (350, 256, 25),
+            (1000, 256, 48),
+            (1010, 256, 37),
+            (100, 128, 34),
+            (9, 512, 3),
+            (4, 1024, 1),
+        ],
+    )
+    def test_large_images_for_all_engines(self, tiles, side, largest):
+        engine = JPEG_ENGINES["hardware"]
+        assert engine.tiles_per_image(tiles, side * side, MAX_ROWS // side) == largest
+
+    @pytest.mark.parametrize("name", JPEG_ENGINES)
+    @given(tiles=st.integers(0, 1024), side=st.integers(8, 4096), most=st.integers(1, 48))
+    def test_no_round_of_many_is_nearly_empty(self, name, tiles, side, most):
+        engine = JPEG_ENGINES[name]
+        largest = engine.tiles_per_image(tiles, side * side, most)
+        assert 1 <= largest <= most
+        rounds = -(-tiles // largest // engine.at_once)
+        assert rounds <= 1 or largest == -(-tiles // (rounds * engine.at_once))
+
+
 class TestGroups:
     @pytest.mark.parametrize("count", [1, 13, 14, 15, 16, 28, 29, 42, 43, 55, 60])
     def test_images_do_not_exceed_the_engines(self, count):
@@ -154,16 +186,6 @@ class TestGroups:
             groups = preparer_of(level).prepare(batch_of(level, TILES), 60, work).groups
             assert max(map(len, groups)) == most
             assert len(groups) == -(-60 // most)
-
-    @pytest.mark.parametrize(
-        ("count", "stacks"), [(1, 1), (2, 2), (9, 2), (23, 2), (25, 3), (40, 5), (60, 7)]
-    )
-    def test_few_tiles_make_few_images(self, count, stacks):
-        """Each image costs more processor time than an engine needs for a few tiles."""
-        level, work = level_of(), workspace()
-        work.device.jpeg_engine = JPEG_ENGINES["hardware"]
-        prepared = preparer_of(level).prepare(batch_of(level, TILES[:count]), count, work)
-        assert len(prepared.groups) == stacks
 
     @pytest.mark.parametrize("count", [15, 29, 30, 60])
     def test_nothing_is_written_past_the_end(self, count):

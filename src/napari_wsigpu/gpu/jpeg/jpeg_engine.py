@@ -27,23 +27,44 @@ class JpegEngine(NamedTuple):
     backend : int
         nvImageCodec's number.
     at_once : int
-        Number of images in a batch that keeps it busy. Each image costs 40 µs of processor time.
-    tiles : int
-        Minimum number of tiles in an image that make this time worthwhile.
+        Number of images that it decodes at the same time. Each costs 40 µs of processor time.
+    pixels : int
+        Minimum number of pixels in an image that make this time worthwhile.
     threads : int
         Number of nvImageCodec's own threads that prepare images; 0 for one on each core.
     """
 
     backend: int
     at_once: int
-    tiles: int
+    pixels: int
     threads: int
+
+    def tiles_per_image(self, tiles: int, pixels: int, most: int) -> int:
+        """Return how many tiles to join into each image so that all are decoded soonest.
+
+        Parameters
+        ----------
+        tiles, pixels : int
+            Number of tiles, and of pixels in each.
+        most : int
+            Maximum number of tiles in an image.
+        """
+        images = min(self.at_once, max(LEAST_IMAGES, tiles * pixels // self.pixels))
+        images = max(images, -(-tiles // most))
+        if images > self.at_once:  # a last round with fewer images would take as long as the others
+            images = -(-images // self.at_once) * self.at_once
+        return max(1, -(-tiles // images))
 
 
 # GPUs have up to 7 JPEG engines. Waking more than 4 threads for them takes longer than it saves.
-JPEG_ENGINES = {"hardware": JpegEngine(HARDWARE, 7, 8, 4), "hybrid": JpegEngine(HYBRID, 14, 1, 0)}
+JPEG_ENGINES = {
+    "hardware": JpegEngine(HARDWARE, 7, 1 << 19, 4),
+    "hybrid": JpegEngine(HYBRID, 14, 1, 0),
+}
+# Minimum number of images in a batch, so that at least two engines work.
+LEAST_IMAGES = 2
 # Number and size of the stacks of a thousand tiles, and nvImageCodec's number for 4:2:0.
-STACKS, STACK, SUBSAMPLED = 22, (MAX_ROWS, 256), 3
+STACKS, STACK, SUBSAMPLED = 28, (MAX_ROWS, 256), 3
 # Test images: height of the pattern that is repeated, JPEG quality, and how often they are decoded.
 SIDE, QUALITY, ROUNDS = 64, 75, 2
 # Otherwise the CPU would decode the Huffman codes of images below a million pixels.

@@ -19,6 +19,7 @@ from napari_wsigpu.codecs.jpeg import (
     BLOCK,
     END_OF_IMAGE,
     LONGEST_HEADER,
+    MAX_ROWS,
     NO_MARKS,
     Stacking,
     end_of_image,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-# Minimum number of stacks in a batch, so that at least two engines work.
-LEAST_STACKS = 2
 YCBCR_TRANSFORM = 1  # of the Adobe APP14 segment
 RGB_IDS = b"RGB"
 # nvImageCodec's format for separate planes of Y, Cb and Cr.
@@ -244,9 +243,9 @@ class JpegStreams:
 
     def _tiles_per_stack(self, count: int, device: CudaDevice) -> int:
         """Return how many of `count` tiles go into each stack to keep all engines busy."""
-        engine = device.jpeg_engine
-        stacks = min(engine.at_once, max(LEAST_STACKS, count // engine.tiles))
-        return -(-count // stacks)
+        height, width = self._size
+        most = max(1, MAX_ROWS // height)
+        return device.jpeg_engine.tiles_per_image(count, height * width, most)
 
     def _by_header(self, batch: EncodedBatch, count: int) -> dict[bytes, tuple[Integers, Integers]]:
         """Return the indices and ends of the tiles that nvImageCodec can decode, by header."""
