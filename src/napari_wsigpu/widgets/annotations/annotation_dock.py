@@ -266,15 +266,22 @@ class Annotations(SlideDock):
         """Reconnect to the events of the slide's layers."""
         _call_all(self._disconnects)
         for layer in self.layers():
-            for signal in (layer.events.data, layer.events.features, layer.events.set_data):
-                self._connect(signal, self._refresh_soon)
+            for signal in (layer.events.data, layer.events.features):
+                self._connect(signal, self._on_changes)
+            self._connect(layer.events.set_data, self._refresh_soon)
             self._connect(layer.selected_data.events.items_changed, self._on_objects)
             self._connect(layer.events.mode, self._mark_tool)
+        self._forget_problem()
         self._refresh()
 
     def _connect(self, signal: Event, slot: Callable[..., object]) -> None:
         signal.connect(slot)
         self._disconnects.append(partial(signal.disconnect, slot))
+
+    def _on_changes(self, event: Event | None = None) -> None:
+        # Now rather than in `_refresh`, which would erase a problem that arose in the meantime.
+        self._forget_problem()
+        self._refresh_soon()
 
     def _refresh_soon(self, event: Event | None = None) -> None:
         self._refresh_timer.start()
@@ -292,7 +299,7 @@ class Annotations(SlideDock):
         self.copy.enabled = self.save.enabled = not empty
         self._enable_undo()
         self._offer_classes()
-        self._on_objects()
+        self._select_rows()
         self._show_size()
 
     def _show_size(self) -> None:
@@ -338,11 +345,14 @@ class Annotations(SlideDock):
             chip.native.setChecked(name == self._class)
 
     def _on_objects(self, *_: object) -> None:
+        if not self._syncing:
+            self._forget_problem()
+            self._select_rows()
+
+    def _select_rows(self) -> None:
         """Select the rows of the selected objects."""
         if self._syncing:
             return
-        if self.status.value == self._problem:
-            self.status.say("")
         active = self.active_layer()  # class changes and deletions apply to it only
         self.table.select([] if active is None else self.rows.rows_of(active, active.selected_data))
         self.summary.value = self.rows.summary(self.table.selection)
@@ -352,6 +362,10 @@ class Annotations(SlideDock):
         """Show a problem until objects, or the active layer, change."""
         self._problem = problem
         self.status.say(problem)
+
+    def _forget_problem(self) -> None:
+        if self.status.value == self._problem:
+            self.status.say("")
 
     def _mark_tool(self, event: Event | None = None) -> None:
         """Check the button of the active layer's mode, however it was chosen."""
