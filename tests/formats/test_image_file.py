@@ -8,7 +8,7 @@ import zlib
 import imagecodecs
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.compat import openslide as compat
@@ -27,6 +27,10 @@ from tests.writers import slides
 RGB = slides.picture(150, 210)
 GRAY = RGB[..., 0]
 DEEP = slides.picture(150, 210, 1, "uint16")[..., 0]
+
+
+# Older versions of Pillow can't write a header that is longer than their buffer.
+ImageFile.MAXBLOCK = 1 << 20
 
 
 def saved(pixels, kind, mode=None, **options):
