@@ -53,6 +53,24 @@ def added(model, layer, annotations):
             annotation_layers(annotations, "of QuPath", layer)]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("outline", "kind"),
+    [
+        (SQUARE, "rectangle"),
+        (SQUARE[::-1], "rectangle"),
+        (np.roll(SQUARE, 1, axis=0), "rectangle"),
+        (np.add(SQUARE, [(0, 0), (0, 0), (0, 9), (0, 0)]), "polygon"),
+        (SQUARE[[0, 2, 1, 3]], "polygon"),
+        (SQUARE[:3], "polygon"),
+    ],
+)
+def test_upright_rectangles_stay_rectangles(model, outline, kind):
+    [shapes] = added(*model, [Annotation("polygon", (np.array(outline, float),))])
+    assert shapes.shape_type == [kind]
+    [again] = back(model[0], shapes)
+    np.testing.assert_allclose(again.rings[0], outline)
+
+
 def back(model, *layers):
     found = []
     for layer in layers:

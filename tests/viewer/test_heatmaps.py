@@ -7,9 +7,12 @@ from napari.layers import Image, Layer
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import convert, open_slide
+from napari_wsigpu.annotations.annotation import Annotation
+from napari_wsigpu.annotations.geojson import write_geojson
 from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, layer_name
-from napari_wsigpu.viewer.contributions import heatmap_files
+from napari_wsigpu.viewer.contributions import geojson_files, heatmap_files
+from napari_wsigpu.viewer.contributions.geojson_files import get_geojson_reader
 from napari_wsigpu.viewer.contributions.heatmap_files import get_heatmap_reader
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_layers, slide_of
@@ -82,9 +85,21 @@ def test_a_file_belongs_to_the_slide_with_its_name(path, tmp_path, monkeypatch, 
         assert model.layers.selection.active is layer
         [(_, attributes, _)] = get_heatmap_reader(str(named))(str(named))
         assert attributes["metadata"][SLIDE] == dark.path
+        assert "visible" not in attributes
+        model.layers[0].visible = False
+        [(_, attributes, _)] = get_heatmap_reader(str(named))(str(named))
+        assert attributes["visible"] is False
+        said = notification_manager.records[-1].message
+        assert said == f"'{name}.h5' belongs to 'dark'; show that slide to see it."
+        monkeypatch.setattr(geojson_files.napari, "current_viewer", lambda: model)
+        outlines = tmp_path / "dark.geojson"
+        write_geojson(outlines, [Annotation("polygon", (CORNERS[[0, 1, 3]].astype(float),))])
+        [(_, attributes, _)] = get_geojson_reader(str(outlines))(str(outlines))
+        assert attributes["visible"] is False
         renamed = named.rename(tmp_path / "scores.h5")
         [(_, attributes, _)] = get_heatmap_reader(str(renamed))(str(renamed))
         assert attributes["metadata"][SLIDE] == slide.path
+        assert "visible" not in attributes
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,9 @@ def test_several_shapes(model, slide):
     shapes.add_rectangles([shapes.world_to_data(layer.data_to_world(point))
                            for point in corners(100, 200, 30, 40)])  # fmt: skip
     shapes.selected_data = {0}
-    assert drawn(model, shapes, layer, slide) == Region(10, 20, 30, 40)
+    assert drawn(model, shapes, layer, slide) == Region(
+        10, 20, 30, 40, ("Selected: 1 of 2 shapes.",)
+    )
     shapes.selected_data = {0, 1}
     assert drawn(model, shapes, layer, slide) == Region(
         10, 20, 120, 220, ("This is the bounding box of the 2 selected shapes.",)

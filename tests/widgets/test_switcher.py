@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from napari.utils.notifications import notification_manager
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QSize, Qt
+from qtpy.QtGui import QIcon
 from qtpy.QtTest import QTest
 
 from napari_wsigpu.conversion import convert
@@ -259,6 +260,8 @@ def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):
     icon = dock.list.native.item(0).icon()
     assert not icon.isNull()
     picture = icon.pixmap(48, 48).toImage()
+    # Qt would tint the icon of the current slide.
+    assert icon.pixmap(QSize(48, 48), QIcon.Selected).toImage() == picture
     assert picture.width() == 48
     middle = picture.pixelColor(20, picture.height() // 2)
     assert middle.red() > middle.green() + 20  # stained, and no placeholder

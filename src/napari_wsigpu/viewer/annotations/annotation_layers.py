@@ -221,7 +221,17 @@ def _shape(annotation: Annotation, ring: Array | None) -> tuple[Array, str]:
         (left, top), (right, bottom) = outline.min(axis=0), outline.max(axis=0)
         corners = np.array([[top, left], [top, right], [bottom, right], [bottom, left]])
         return corners - CENTER, "ellipse"
-    return joined(annotation.rings)[:, ::-1] - CENTER, "polygon"
+    kind = "rectangle" if _is_rectangle(annotation.rings) else "polygon"
+    return joined(annotation.rings)[:, ::-1] - CENTER, kind
+
+
+def _is_rectangle(rings: Sequence[Array]) -> bool:
+    """Return whether an outline is an upright rectangle, as napari draws and other tools write."""
+    if len(rings) != 1 or len(rings[0]) != 4:
+        return False
+    sides = np.diff(rings[0], axis=0, append=rings[0][:1]) != 0
+    # Each side changes only one coordinate, and the next side the other one.
+    return bool((sides.sum(axis=1) == 1).all() and (sides[:, 0] != np.roll(sides[:, 0], 1)).all())
 
 
 def _edge_colors(annotations: Sequence[Annotation]) -> Array:

@@ -13,7 +13,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     shape_annotations,
     to_pixels,
 )
-from napari_wsigpu.viewer.view.region import region_around
+from napari_wsigpu.viewer.view.region import region_around, selection
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -67,11 +67,11 @@ def shape_regions(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) ->
         [types[index] for index in chosen],
         to_pixels(viewer, placement(shapes), shapes.ndim, layer),
     )
-    result = []
+    result, notes = [], selection(shapes)
     for index, annotation in zip(chosen, found, strict=True):
         pixels = np.concatenate(annotation.rings)[:, ::-1] - CENTER
         try:
-            region = region_around(pixels, slide)
+            region = region_around(pixels, slide, *notes)
         except RegionError as error:
             raise RegionError(f"Shape {index + 1} can't be exported. {error}") from error
         result.append(ShapeRegion(index + 1, region, annotation.rings))

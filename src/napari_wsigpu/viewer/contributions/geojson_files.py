@@ -26,12 +26,15 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
 )
 from napari_wsigpu.viewer.annotations.segmentation_layer import segmentation_layer
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.view.arrangement import hide_like_slide
 from napari_wsigpu.viewer.window.notifications import show_info
 from napari_wsigpu.viewer.window.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from napari_wsigpu.annotations.annotation import Annotation
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.annotations.annotation_layers import LayerData
 
 ENDINGS = (".geojson", ".geojson.gz")
@@ -71,21 +74,24 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
         slide_layer = slide_layer_for(viewer, {"name": title}, _stem(name))
         kind = sop_class(name)
         if kind == SEGMENTATION:
-            layers.append(segmentation_layer(read_dicom_segmentation(name), title, slide_layer))
-            continue
-        slide = slide_of(slide_layer)
-        image = slide.metadata["dicom"] if slide is not None and slide.vendor == "dicom" else None
-        if kind == BULK_ANNOTATIONS:
-            read = read_dicom_annotations(name, image)
-        elif kind in REPORTS:
-            read = read_dicom_report(name, image)
+            found = [segmentation_layer(read_dicom_segmentation(name), title, slide_layer)]
         else:
-            read = read_geojson(name)
-        found = annotation_layers(read, title, slide_layer)
-        if any(kind == "labels" for *_, kind in found):
-            show_info(MANY)
+            found = annotation_layers(_read(name, kind, slide_of(slide_layer)), title, slide_layer)
+            if any(kind == "labels" for *_, kind in found):
+                show_info(MANY)
+        shown_as = [attributes for _, attributes, _ in found]
+        hide_like_slide(viewer, slide_layer, shown_as, Path(name).name)
         layers += found
     return layers or [(None,)]  # type: ignore[list-item]  # tells napari: empty file
+
+
+def _read(path: str, kind: str, slide: Slide | None) -> list[Annotation]:
+    image = slide.metadata["dicom"] if slide is not None and slide.vendor == "dicom" else None
+    if kind == BULK_ANNOTATIONS:
+        return read_dicom_annotations(path, image)
+    if kind in REPORTS:
+        return read_dicom_report(path, image)
+    return read_geojson(path)
 
 
 def _stem(path: str) -> str:

@@ -17,6 +17,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     slide_layer_for,
 )
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.view.arrangement import hide_like_slide
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
@@ -78,5 +79,6 @@ def read_heatmaps(path: str | Sequence[str]) -> list[LayerData]:
             "metadata": {SLIDE: slide.path},
             **image_placement(slide_layer, step, corner),
         }
+        hide_like_slide(viewer, slide_layer, [attributes], Path(name).name)
         layers.append((image, attributes, "image"))
     return layers

@@ -8,16 +8,18 @@ from napari.layers import Image
 
 from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, drawing_layer
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.window.main_window import fit_to
+from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from napari import Viewer
     from napari.layers import Layer
 
     from napari_wsigpu.slide.slide import Slide
+    from napari_wsigpu.viewer.layers.placement import Attributes
 
 ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
 
@@ -73,6 +75,30 @@ def show_annotations(viewer: Viewer, path: str, *, visible: bool = True) -> None
     for layer in viewer.layers:
         if _owner(layer) == path:
             layer.visible = visible
+
+
+def hide_like_slide(
+    viewer: Viewer | None, layer: Layer | None, attributes: Iterable[Attributes], name: str
+) -> None:
+    """Hide new layers from a file if the slide that they belong to is hidden, and say so.
+
+    Parameters
+    ----------
+    viewer : Viewer or None
+        The viewer, which doesn't have the new layers yet.
+    layer : Layer or None
+        A layer of the slide.
+    attributes : iterable of dict
+        Attributes of the new layers.
+    name : str
+        Name of the file.
+    """
+    slide = slide_of(layer)
+    if viewer is None or slide is None or is_shown(viewer, slide):
+        return
+    for each in attributes:
+        each["visible"] = False
+    show_info(f"'{name}' belongs to '{slide_name(slide)}'; show that slide to see it.")
 
 
 def show_another(viewer: Viewer) -> None:

@@ -120,7 +120,13 @@ def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
         notes.append("This is the bounding box of the shape.")
     if len(outlines) > 1 and not shapes.selected_data:
         notes.append("No shape is selected, so this is the last one drawn.")
-    return region_around(pixels, slide, *notes)
+    return region_around(pixels, slide, *notes, *selection(shapes))
+
+
+def selection(shapes: Shapes) -> list[str]:
+    """Return a sentence if only some shapes are selected, which may be hard to see."""
+    selected, count = len(shapes.selected_data), len(shapes.data)
+    return [f"Selected: {selected} of {count} shapes."] if 0 < selected < count else []
 
 
 def to_slide(viewer: Viewer, layer: Layer, slide_layer: Layer) -> ToPixels:

@@ -545,6 +545,9 @@ class Annotations(SlideDock):
         parts = [f"{count:,} object{'' if count == 1 else 's'}."] if count or not skipped else []
         if any(kind == "labels" for *_, kind in layers):
             parts.append(MANY)
+        locked = sum(each.locked for each in annotations)
+        if locked:
+            parts.append(f"Locks are kept but not enforced ({locked:,}).")
         if skipped:
             verbs = " is already there and was" if skipped == 1 else "s are already there and were"
             parts.append(f"{skipped:,} object{verbs} skipped.")

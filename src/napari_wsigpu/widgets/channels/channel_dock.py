@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from magicgui.widgets import CheckBox, FloatRangeSlider, FloatSlider, LineEdit
 from napari.layers import Layer as AnyLayer
 from qtpy.QtCore import QSize, Qt
-from qtpy.QtGui import QColor, QIcon, QPixmap
+from qtpy.QtGui import QColor, QPixmap
 from qtpy.QtWidgets import QColorDialog, QInputDialog, QListWidget, QListWidgetItem, QWidget
 from superqt import QLabeledDoubleRangeSlider
 
@@ -41,6 +41,7 @@ from napari_wsigpu.widgets.kit.parts import (
     flow,
     offer,
 )
+from napari_wsigpu.widgets.kit.picture import icon_of
 from napari_wsigpu.widgets.kit.saving import (
     ask_for_file,
     ask_where_to_save,
@@ -198,7 +199,7 @@ class Channels(SlideDock):
                 item.setCheckState(Qt.Checked if style.visible else Qt.Unchecked)
                 pixmap = QPixmap(SWATCH, SWATCH)
                 pixmap.fill(QColor(style.color))
-                item.setIcon(QIcon(pixmap))
+                item.setIcon(icon_of(pixmap))
             self.inverted.value = composite.inverted
             self._offer_groups(composite)
             style = composite.channels[max(self.list.native.currentRow(), 0)]

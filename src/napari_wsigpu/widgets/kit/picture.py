@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from qtpy.QtCore import QPoint, QPointF, QRect, QSize, QSizeF, Qt
-from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
+from qtpy.QtGui import QColor, QIcon, QImage, QPainter, QPalette, QPixmap, QRadialGradient
 from qtpy.QtWidgets import QLabel, QSizePolicy
 
 from napari_wsigpu.slide.pictures import overview, pixel_aspect
@@ -138,3 +138,10 @@ def _faint(color: QColor, alpha: int) -> QColor:
     faint = QColor(color)
     faint.setAlpha(alpha)
     return faint
+
+
+def icon_of(pixmap: QPixmap) -> QIcon:
+    """Return an icon that keeps its colors, which Qt would tint in selected rows."""
+    icon = QIcon(pixmap)
+    icon.addPixmap(pixmap, QIcon.Selected)
+    return icon

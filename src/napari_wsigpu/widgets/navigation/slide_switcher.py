@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QSize, Qt
-from qtpy.QtGui import QIcon, QPixmap
+from qtpy.QtGui import QPixmap
 from qtpy.QtWidgets import QListWidget, QListWidgetItem
 
 from napari_wsigpu.model.errors import SlideError
@@ -20,7 +20,7 @@ from napari_wsigpu.viewer.view.arrangement import (
 from napari_wsigpu.viewer.window.main_window import soon
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.kit.parts import Hosted, LeavesSlideKeys, Panel, Text, button, flow
-from napari_wsigpu.widgets.kit.picture import overview_image
+from napari_wsigpu.widgets.kit.picture import icon_of, overview_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ class SlideSwitcher(SlideDock):
             soon(self.native, self._line_up)
 
     def _show_thumbnail(self, row: int, image: QImage) -> None:
-        self.list.native.item(row).setIcon(QIcon(QPixmap.fromImage(image)))
+        self.list.native.item(row).setIcon(icon_of(QPixmap.fromImage(image)))
 
     def _show_only(self, item: QListWidgetItem) -> None:
         slide = self._listed[self.list.native.row(item)]
