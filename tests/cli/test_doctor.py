@@ -19,10 +19,11 @@ from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, ndpi, slides
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
+BY_BOTH = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
 REST = (
-    "  HTJ2K, LZW, deflate, zstd, zstd1, PackBits, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
+    "  HTJ2K, zstd1, PackBits, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
     "PNG, BMP, LERC, uncompressed: "
     "CPU (imagecodecs)"
 )
@@ -219,10 +220,11 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
         "GPUDirect Storage: off, no NVIDIA driver was found)"
     ) in lines
     assert "OpenGL         not tested (slides are drawn from host memory)" in lines
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
         "  JPEG 2000 (8, 16 bit): CPU (no NVIDIA driver was found)",
+        "  LZW, deflate, zstd: CPU (no NVIDIA driver was found)",
         REST,
     ]
 
@@ -372,6 +374,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA hardware engine",
         "  JPEG 2000 (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
+        "  LZW, deflate, zstd: NVIDIA GPU, CPU or both, whichever is measured to be fastest "
+        f"({doctor.WITHOUT_NVCOMP})",
         REST,
     ]
 
@@ -466,7 +470,7 @@ def test_nvimagecodec_that_decodes_nothing(machine):
     machine(Cuda(), nvimgcodec=nvimgcodec(raises=(HARDWARE, HYBRID, JPEG2000)))
     found = doctor.find_nvimagecodec(GPU)
     assert found.reason == "nvImageCodec can't be used (status 7)"
-    jpeg, jpeg2000, _ = doctor.find_routes(GPU, WORKING_CUPY, found)
+    jpeg, jpeg2000, *_ = doctor.find_routes(GPU, WORKING_CUPY, found)
     assert (jpeg.decoder, jpeg.reason) == ("CPU", found.reason)
     assert (jpeg2000.decoder, jpeg2000.reason) == ("CPU", found.reason)
 
@@ -475,7 +479,7 @@ def test_nvimagecodec_without_its_libraries(machine):
     machine(Cuda(), nvimgcodec=nvimgcodec())
     found = doctor.find_nvimagecodec(GPU)
     assert (found.works, found.reason) == ((), "")
-    jpeg, jpeg2000, _ = doctor.find_routes(GPU, WORKING_CUPY, found)
+    jpeg, jpeg2000, *_ = doctor.find_routes(GPU, WORKING_CUPY, found)
     assert jpeg.decoder == "CPU"
     assert jpeg2000.decoder.startswith("NVIDIA GPU")
     assert "nvJPEG is missing" in jpeg.reason
@@ -613,7 +617,8 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
     slides.write_pyramid(path, slides.picture(100, 150, dtype=options.pop("dtype")), **options)
     decoders = {
         "JPEG,": "NVIDIA hardware engine",
-        "JPEG ": "NVIDIA GPU, CPU or both, whichever is measured to be fastest",
+        "JPEG ": BY_BOTH,
+        "defla": f"{BY_BOTH} ({doctor.WITHOUT_NVCOMP})",
     }
     decoder = decoders.get(encoding[:5], "CPU (imagecodecs)")
     assert say(path)[-2:] == [str(path), f"  levels 0, 1, 2: {encoding}: {decoder}"]
@@ -639,7 +644,8 @@ def test_parts_of_a_canvas_may_differ(monkeypatch, tmp_path):
     level = replace(level, parts=(first, replace(second, image=lzw)))
     slide = Slide(replace(layout, levels=(level,)))
     monkeypatch.setattr(doctor, "open_slide", lambda path, device: slide)
-    routes = doctor.find_slide_routes("slide.scn", Report((), GPU, (), ()))
+    routes = doctor.find_routes(GPU, WORKING_CUPY, WORKING_CODEC)
+    routes = doctor.find_slide_routes("slide.scn", Report((), GPU, (), routes))
     assert {route.encoding: levels for route, levels in routes.items()} == {
         "deflate, 3 x uint8": [0],
         "LZW, 3 x uint8": [0],
@@ -663,7 +669,7 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
             )
     assert say(path)[-2:] == [
         "  levels 0, 2: JPEG, YCbCr, 3 x uint8: NVIDIA hardware engine",
-        "  level 1: deflate, 3 x uint8: CPU (imagecodecs)",
+        f"  level 1: deflate, 3 x uint8: {BY_BOTH} ({doctor.WITHOUT_NVCOMP})",
     ]
 
 
@@ -688,7 +694,8 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
             "JPEG 2000 of int32 is decoded on the CPU only",
         ),
         ({"compression": 34712}, 3, ""),
-        ({"compression": 5}, 3, "imagecodecs"),
+        ({"compression": 5}, 3, "its planes are stored separately"),
+        ({"compression": 32773}, 3, "imagecodecs"),
     ],
 )
 def test_encodings(tmp_path, changes, planes, reason):

@@ -167,6 +167,22 @@ class Stream(nullcontext):
     def synchronize(self) -> None:
         pass
 
+    def wait_event(self, event: Event) -> None:
+        pass
+
+
+class Event:
+    """An event, which is reached at once."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        pass
+
+    def record(self, stream: Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
 
 class Memory:
     """An allocation, whose bytes nobody has written yet."""
@@ -258,12 +274,16 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
     cupy.ndarray = HostArray
     cupy.cuda = SimpleNamespace(
         Device=lambda index: nullcontext(),
+        Event=Event,
         Memory=Memory,
         PinnedMemoryPool=Pool,
         Stream=Stream,
         memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         runtime=SimpleNamespace(
-            CUDARuntimeError=RuntimeError, getDeviceCount=lambda: 1, memcpyAsync=copy_memory
+            CUDARuntimeError=RuntimeError,
+            getDeviceCount=lambda: 1,
+            memcpyAsync=copy_memory,
+            memGetInfo=lambda: (1 << 30, 1 << 30),
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)

@@ -444,14 +444,13 @@ def level_of(channels=3, *, planes=1, tile=(48, 64), size=None, **encoding):
     """Describe a level, by default one of YCbCr JPEGs; its tiles lie nowhere."""
     height, width = size or tile
     stored = {"compression": 7, "photometric": 2, "dtype": "uint8", "jpeg_color": "ycbcr"}
+    stored |= {"predictor": 1, "fill_order": 1}
     nothing = np.zeros((planes, -(-height // tile[0]), -(-width // tile[1])), np.int64)
     return LevelLayout(
         width=width,
         height=height,
         channels=channels,
         encoding=Encoding(
-            predictor=1,
-            fill_order=1,
             byte_order="<",
             samples=channels // planes,
             **(stored | encoding),

@@ -122,6 +122,17 @@ class TestRecipe:
         )
         assert not how.convert
 
+    @pytest.mark.parametrize(
+        ("compression", "kind"),
+        [(5, "LZW"), (8, "Deflate"), (32946, "Deflate"), (50000, "Zstd"), (34926, "Zstd")],
+    )
+    @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
+    def test_compressed_bytes(self, compression, kind, dtype):
+        for channels in (1, 3, 5):
+            how = recipe_for(level_of(channels, compression=compression, dtype=dtype))
+            assert how.kind == kind
+            assert not how.by_library
+
     @pytest.mark.parametrize("compression", [33003, 34712])
     def test_jpeg_2000_of_ycbcr(self, compression):
         level = level_of(compression=compression, photometric=6)
@@ -143,9 +154,12 @@ class TestRecipe:
             ("5 channels", 5, 1, {"compression": 33005}),
             ("uint32", 1, 1, {"compression": 34712, "dtype": "uint32"}),
             ("its tiles are uncompressed", 3, 1, {"compression": 1}),
-            ("LZW", 3, 1, {"compression": 5}),
-            ("deflate", 3, 1, {"compression": 8}),
-            ("zstd", 3, 1, {"compression": 50000}),
+            ("stored separately", 3, 3, {"compression": 5}),
+            ("share bytes", 1, 1, {"compression": 8, "bits": 4}),
+            ("another order", 3, 1, {"compression": 50000, "blue_first": True}),
+            ("another order", 3, 1, {"compression": 5, "fill_order": 2}),
+            ("float32 with", 1, 1, {"compression": 8, "dtype": "float32", "predictor": 3}),
+            ("PackBits", 3, 1, {"compression": 32773}),
             ("WebP", 3, 1, {"compression": 50001}),
             ("JPEG XL", 3, 1, {"compression": 52546}),
             ("LERC", 3, 1, {"compression": 34887}),

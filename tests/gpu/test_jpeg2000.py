@@ -556,7 +556,7 @@ def test_without_memory_the_cpu_decodes(on, path):
 
 
 def test_batch_beyond_memory_is_decoded_in_parts(host, monkeypatch, path):
-    monkeypatch.setattr("napari_wsigpu.gpu.jpeg2000.jpeg2000_engine.MOST_MEMORY", 1 << 20)
+    monkeypatch.setattr("napari_wsigpu.gpu.device.scratch.MOST_MEMORY", 1 << 20)
     device = HostDevice()
     device.compile_kernels = host.compile
     engine = Jpeg2000Engine(device)

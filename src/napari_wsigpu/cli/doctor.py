@@ -22,8 +22,9 @@ import numpy as np
 from napari_wsigpu import __version__, native
 from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.compressions import COMPRESSIONS, storage_name
+from napari_wsigpu.gpu.compressed.nvcomp_library import nvcomp_path
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
-from napari_wsigpu.gpu.jpeg.codestream import recipe_for
+from napari_wsigpu.gpu.jpeg.codestream import COMPRESSED, recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
@@ -44,6 +45,7 @@ WHEELS = {  # wheels for CUDA 12 and 13; nvImageCodec features that need the lib
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
     "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
 }
+WITHOUT_NVCOMP = "nvCOMP is missing: the CPU decodes deflate and zstd"
 WITHOUT_NVJPEG2000 = (
     "nvJPEG2000 is missing or does not work: the CPU decodes HT and multi-tile code streams"
 )
@@ -99,12 +101,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings on this machine; `routes` are for JPEG, JPEG 2000 and all other encodings."""
+    """All findings on this machine; `routes` are as `find_routes` returns them."""
 
     software: tuple[Finding, ...]
     driver: Driver
     cuda: tuple[Finding, ...]
-    routes: tuple[Route, Route, Route]
+    routes: tuple[Route, Route, Route, Route]
 
 
 def report(slides: Iterable[str], *, as_json: bool) -> int:
@@ -255,8 +257,8 @@ def find_display(driver: Driver) -> Finding:
     return Finding("OpenGL", version, reason=reason, advice="drawing is slower")
 
 
-def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, Route, Route]:
-    """Return the decoders of JPEG, JPEG 2000 and all other encodings."""
+def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, Route, Route, Route]:
+    """Return the decoders of JPEG, JPEG 2000, compressed bytes and all other encodings."""
     obstacle = driver.reason or cupy.reason or codec.reason
     works = () if obstacle else codec.works
     no_jpeg = "nvImageCodec can't decode JPEG: nvJPEG is missing or does not work"
@@ -266,13 +268,17 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     if HARDWARE in works and os.environ.get(JPEG_ENGINE) != "hybrid":
         jpeg = Route(jpeg.encoding, "NVIDIA hardware engine")
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", obstacle)
-    if not obstacle:  # CUDA kernels of this package decode it, and CuPy can run kernels
+    compressed = Route("LZW, deflate, zstd", "CPU", obstacle)
+    if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
         faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
         jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
-    listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000}
+        exceptions = WITHOUT_NVCOMP if nvcomp_path() is None else ""
+        compressed = Route(compressed.encoding, faster, exceptions)
+    listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000, *COMPRESSED}
     names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
-    return jpeg, jpeg2000, Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
+    rest = Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
+    return jpeg, jpeg2000, compressed, rest
 
 
 def find_slide_routes(path: str, found: Report) -> SlideRoutes:
@@ -301,11 +307,12 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     how = recipe_for(level)
     if level.library is not None:
         return Route(name, level.library.name, str(how))
-    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
+    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000, *COMPRESSED):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)
-    return replace(found.routes[0 if how.kind == "jpeg" else 1], encoding=name)
+    number = {"jpeg": 0, "jpeg2000": 1}.get(how.kind, 2)
+    return replace(found.routes[number], encoding=name)
 
 
 # Details of the search

@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 LEAST_BUDGET = 256 << 20
 
 CPU = "CPU"
-# Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
+# Keys: codec, and the backend of nvImageCodec, nvCOMP or this package that decodes it.
 ENGINES = {
     ("jpeg", "hardware"): "hardware JPEG engine",
     ("jpeg", "hybrid"): "JPEG without a hardware engine",
     ("jpeg", "GPU"): "JPEG without a hardware engine",
     ("jpeg2000", "GPU"): "JPEG 2000",
     ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
+    ("LZW", "LZW kernel"): "LZW, in batches",
+    ("Deflate", "nvCOMP"): "deflate by nvCOMP",
+    ("Zstd", "nvCOMP"): "zstd by nvCOMP",
 }
 
 logger = logging.getLogger(__name__)
@@ -136,7 +139,7 @@ class Offload:
             return f"GPU {index}", "starting up"
         name = f"GPU {index} ({worker.device.model})"
         unsupported = CPU, f"{name} has no decoder for this compression"
-        if not how.by_library and worker.jpeg2000.works is False:
+        if how.kind == "jpeg2000" and not how.by_library and worker.jpeg2000.works is False:
             return unsupported
         if not worker.has_tried(how.kind):
             return name, "the decoder starts when the first tiles are decoded"

@@ -13,8 +13,16 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.arrays import Array
 
-# Largest accepted difference of a sample, for each backend of nvImageCodec and for our own kernels.
-TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1, "JPEG 2000": 1, "lossless JPEG 2000": 0}
+# Largest accepted difference of a sample, for each backend of nvImageCodec, nvCOMP and our kernels.
+TOLERANCES = {
+    "hardware": 0,
+    "hybrid": 3,
+    "GPU": 1,
+    "JPEG 2000": 1,
+    "lossless JPEG 2000": 0,
+    "LZW kernel": 0,
+    "nvCOMP": 0,
+}
 TILES_A_BATCH = 1
 # The reader waits while the CPU decodes a tile, so the budget of a slide is less for larger tiles.
 TILES_A_SLIDE, USUAL_PIXELS = 8, 256 * 256
@@ -51,8 +59,8 @@ class Verifier:
 
         Parameters
         ----------
-        kind : {"jpeg", "jpeg2000"}
-            Format of the tiles; each has its own budget of `TILES_A_SLIDE`.
+        kind : str
+            Format of the tiles (`Recipe.kind`); each has its own budget of `TILES_A_SLIDE`.
         candidates : sequence of int
             Indices of the tiles that the GPU decodes.
         pixels : int

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.tile import decode_tile
+from napari_wsigpu.gpu.compressed.compressed_engine import ENGINES, CompressedEngine
 from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.transfer.gds import Loader
@@ -65,6 +66,8 @@ class DecodeWorker:
         Reads uncompressed tiles and Zarr chunks into device memory.
     jpeg2000 : Jpeg2000Engine
         Decodes JPEG 2000 with our own kernels.
+    compressed : CompressedEngine
+        Decodes deflate, LZW and zstd.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -81,6 +84,7 @@ class DecodeWorker:
         self._reference: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
         self.jpeg2000 = Jpeg2000Engine(device)
+        self.compressed = CompressedEngine(device)
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
@@ -170,6 +174,7 @@ class DecodeWorker:
         self._workspaces.clear()
         self._buffers.clear()
         self.jpeg2000.trim()
+        self.compressed.trim()
 
     def decode_reference(self, tile: EncodedTile) -> Future[Array]:
         """Decode a tile on the CPU for the `Verifier`.
@@ -186,6 +191,8 @@ class DecodeWorker:
     def start(self, kind: str) -> bool:
         """Return whether the device can decode a format; create the decoder on the first call."""
         with self.decoding:
+            if kind in ENGINES:
+                return self.compressed.ready(kind)
             by_kernels = kind == JPEG2000 and self.jpeg2000.ready()
             return self.engine(kind) is not None or by_kernels
 
@@ -206,12 +213,14 @@ class DecodeWorker:
     def has_tried(self, kind: str) -> bool:
         """Return whether the decoder for a format was created, or could not be."""
         by_kernels = kind == JPEG2000 and bool(self.jpeg2000.works)
-        return by_kernels or kind in self._decoders
+        return by_kernels or kind in self._decoders or self.compressed.works(kind) is not None
 
     def active_engine(self, kind: str) -> str | None:
         """Return the name of the decoder tried first, None until it is created; never blocks."""
         if kind == JPEG2000 and self.jpeg2000.works:
             return KERNELS
+        if self.compressed.works(kind):
+            return ENGINES[kind]
         entry = self._decoders.get(kind)
         return None if entry is None else entry[1]
 

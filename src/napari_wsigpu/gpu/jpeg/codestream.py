@@ -10,7 +10,14 @@ from napari_wsigpu.codecs.compressions import storage_name
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.jpeg2000 import is_transformed, may_be_ycbcr
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
-from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
+from napari_wsigpu.model.tags import (
+    COMPRESSION,
+    DEFLATE,
+    FILLORDER,
+    JPEG_2000,
+    PREDICTOR,
+    ZSTD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,11 +46,11 @@ class Recipe(NamedTuple):
 
     Attributes
     ----------
-    kind : {"jpeg", "jpeg2000"}
+    kind : {"jpeg", "jpeg2000", "Deflate", "LZW", "Zstd"}
         Format of the tiles.
     sample_format, color_spec : str
         nvImageCodec's names for the output that leaves the stored samples unchanged; empty if only
-        our kernels can decode the tiles.
+        our kernels or nvCOMP can decode the tiles.
     convert : bool
         Whether the decoded samples are YCbCr. JPEG 2000 tiles for which `is_transformed` is true
         are still RGB.
@@ -59,6 +66,18 @@ class Recipe(NamedTuple):
         """Whether nvImageCodec can decode the tiles."""
         return bool(self.sample_format)
 
+
+# Algorithms of `gpu.compressed`, and the predictors that its kernels undo for each kind of samples.
+COMPRESSED: dict[int, str] = {
+    COMPRESSION.LZW: "LZW",
+    **dict.fromkeys(DEFLATE, "Deflate"),
+    **dict.fromkeys(ZSTD, "Zstd"),
+}
+PREDICTORS = {
+    "u": (PREDICTOR.NONE, PREDICTOR.HORIZONTAL),
+    "i": (PREDICTOR.NONE, PREDICTOR.HORIZONTAL),
+    "f": (PREDICTOR.NONE,),
+}
 
 # If YCbCr is requested, nvImageCodec never converts the stored components, not even RGB.
 JPEG_RECIPES = {
@@ -87,7 +106,12 @@ def _recipe(level: LevelLayout) -> Recipe | str:
         return "this plugin has no decoder for its format"
     if level.array is None and encoding.compression == COMPRESSION.NONE:
         return "its tiles are uncompressed"
-    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
+    known = level.array is None and encoding.compression in (
+        COMPRESSION.JPEG,
+        *JPEG_2000,
+        *COMPRESSED,
+    )
+    if not known:
         return f"{name} is decoded on the CPU only"
     if encoding.jpeg_header is not None:
         return "its tiles are parts of one large JPEG"
@@ -99,6 +123,8 @@ def _recipe(level: LevelLayout) -> Recipe | str:
         return "its tiles are of different sizes"
     if encoding.compression in JPEG_2000:
         return _recipe_jpeg2000(level, name)
+    if encoding.compression in COMPRESSED:
+        return _recipe_compressed(level, name)
     if level.grid.planes > 1:
         return "its planes are stored separately"
     if level.channels not in (1, 3):
@@ -132,6 +158,17 @@ def _recipe_jpeg2000(level: LevelLayout, name: str) -> Recipe | str:
     return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 
+def _recipe_compressed(level: LevelLayout, name: str) -> Recipe | str:
+    encoding, dtype = level.encoding, level.dtype
+    if level.grid.planes > 1 or encoding.samples != level.channels:
+        return "its planes are stored separately"
+    if encoding.bits < 8 or encoding.blue_first or encoding.fill_order != FILLORDER.MSB2LSB:
+        return "its samples share bytes, or are in another order"
+    if encoding.predictor not in PREDICTORS.get(dtype.kind, ()):
+        return f"{name} of {encoding.dtype} with this predictor is decoded on the CPU only"
+    return Recipe(COMPRESSED[encoding.compression], "", "")
+
+
 class PreparedBatch(ABC):
     """Code streams of a batch, and the steps that turn them into the pixels of tiles.
 
@@ -139,8 +176,8 @@ class PreparedBatch(ABC):
 
     Attributes
     ----------
-    kind : {"jpeg", "jpeg2000"}
-        Format of the tiles.
+    kind : str
+        Format of the tiles: `Recipe.kind`.
     work : Workspace
         Owner of the handles and memory; lent to the batch until its stream is done.
     groups : list of list of int
@@ -149,7 +186,7 @@ class PreparedBatch(ABC):
         Whether code streams contain several tiles, so that a damaged tile can spoil its neighbors.
     """
 
-    kind: ClassVar[str]
+    kind: str
     joins: ClassVar[bool] = False
     work: Workspace
     groups: list[list[int]]

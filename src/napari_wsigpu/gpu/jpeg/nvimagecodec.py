@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.gpu.compressed.compressed_tiles import CompressedTiles
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe_for
 from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
 from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-    Preparer = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
+    Preparer = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles | CompressedTiles
 
 NO_KERNELS = "the kernels for this kind of JPEG 2000 cannot be compiled here"
 
@@ -104,6 +105,11 @@ class NvImageCodecDecoder:
     def _new_preparer(self, level: LevelLayout, recipe: Recipe) -> Preparer | str:
         if recipe.kind == "jpeg":
             return JpegStreams(level, recipe)
+        if recipe.kind != "jpeg2000":
+            compressed = self.worker.compressed
+            if not compressed.ready(recipe.kind):
+                return f"nvCOMP is not available for {recipe.kind}"
+            return CompressedTiles(level, recipe.kind, compressed)
         engine = self.worker.jpeg2000
         if engine.ready():
             return Jpeg2000Tiles(level, recipe, engine)

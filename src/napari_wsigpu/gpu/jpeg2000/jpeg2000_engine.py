@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import logging
-import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from napari_wsigpu.gpu.device.scratch import Scratch
 from napari_wsigpu.gpu.jpeg2000.form_decoder import Form, FormDecoder, form_of, programs
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import in_brief, read_header
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
-    import cupy
     import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device.cuda import CudaDevice
-    from napari_wsigpu.gpu.device.interfaces import Event, Stream
+    from napari_wsigpu.gpu.device.interfaces import Stream
     from napari_wsigpu.model.arrays import Integers
 
 LONGEST_HEADER = 4096  # bytes at the start of a code stream that are searched for headers
 MOST_DECODERS = 16
 # Keys of `gpu.device.verify.TOLERANCES`.
 KERNELS, EXACT = "JPEG 2000", "lossless JPEG 2000"
-# Limits of the memory for intermediate results: bytes, and the divisor of device memory. Batches
-# that need more are decoded in parts, one after another.
-MOST_MEMORY, PART_OF_DEVICE = 2 << 30, 16
-
 logger = logging.getLogger(__name__)
-
-
-class _Scratch(NamedTuple):
-    """Device memory that batches use one after another.
-
-    Attributes
-    ----------
-    address, size : int
-        Device address and bytes.
-    memory : cupy.cuda.Memory
-        Owner of the memory.
-    stream : Stream
-        Stream that used it last.
-    done : Event
-        Reached when that use is done.
-    """
-
-    address: int
-    size: int
-    memory: cupy.cuda.Memory
-    stream: Stream
-    done: Event
 
 
 class Jpeg2000Engine:
@@ -74,10 +47,7 @@ class Jpeg2000Engine:
         self.works: bool | None = None
         self._device = device
         self._decoders: dict[Form, FormDecoder] = {}
-        self._scratch: _Scratch | None = None
-        # Protects `_scratch`. `decode` takes the memory out while it submits work, so that `trim`
-        # cannot free it.
-        self._lock = threading.Lock()
+        self._scratch = Scratch(device)
 
     def ready(self) -> bool:
         """Return whether the device runs the kernels, which are compiled on the first call."""
@@ -129,32 +99,28 @@ class Jpeg2000Engine:
         first, last = int(starts.min()), int((starts + lengths).max())
         # Memory grows nearly linearly with the number of tiles, so 64 of them predict it.
         some = min(len(starts), 64)
-        budget = min(MOST_MEMORY, self._device.memory[1] // PART_OF_DEVICE)
-        at_once = min(len(starts), max(1, budget * some // decoder.layout(some)["size"]))
-        room = -(-(last - first) // 256) * 256
-        scratch = self._room(room + decoder.layout(at_once)["size"], stream)
-        self._device.upload(scratch.address, encoded[first:last], stream)
+        most = self._scratch.budget * some // decoder.layout(some)["size"]
+        at_once = min(len(starts), max(1, most))
+        streams = -(-(last - first) // 256) * 256
+        room = self._scratch.borrow(streams + decoder.layout(at_once)["size"], stream)
+        self._device.upload(room.address, encoded[first:last], stream)
         for index in range(0, len(starts), at_once):
             part = slice(index, index + at_once)
             decoder.decode(
-                scratch.address,
+                room.address,
                 starts[part] - first,
                 lengths[part],
                 targets[part],
                 pixel_bytes,
-                scratch.address + room,
+                room.address + streams,
                 status[part],
                 stream,
             )
-        with self._lock:
-            self._scratch = scratch._replace(stream=stream, done=self._device.record(stream))
+        self._scratch.give_back(room, stream)
 
     def trim(self) -> None:
         """Free the memory for intermediate results, after waiting for its last use."""
-        with self._lock:
-            scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            scratch.done.synchronize()
+        self._scratch.trim()
 
     def _decoder(self, form: Form) -> FormDecoder:
         """Return the decoder for a form; keep the `MOST_DECODERS` that were used last."""
@@ -164,21 +130,6 @@ class Jpeg2000Engine:
             del self._decoders[next(iter(self._decoders))]
         self._decoders[form] = found
         return found
-
-    def _room(self, size: int, stream: Stream) -> _Scratch:
-        """Return memory of at least `size` bytes; work on `stream` will wait for its last use."""
-        with self._lock:
-            scratch, self._scratch = self._scratch, None
-        if scratch is not None and scratch.size >= size:
-            if scratch.stream is not stream:
-                stream.wait_event(scratch.done)
-            return scratch
-        if scratch is not None:
-            # Free it first: the device may not have enough for both.
-            scratch.done.synchronize()
-            del scratch
-        address, memory = self._device.allocate(size)
-        return _Scratch(address, size, memory, stream, self._device.record(stream))
 
 
 def form_of_stream(stream: memoryview) -> Form | str:

@@ -1,0 +1,270 @@
+"""Deflate, LZW and zstd on a device, with kernels that are also compiled for the host."""
+
+import ctypes
+import shutil
+import zlib
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.byte_codecs import unpack_lzw
+from napari_wsigpu.gpu.compressed import compressed_engine
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, LZW, ZSTD, CompressedEngine
+from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.slide import runtime
+from tests.fakes.host_cuda import host_cuda_device
+from tests.fakes.host_device import level_of
+from tests.writers import slides
+
+UNTOUCHED, GUARD = 201, 64
+PICTURE = slides.picture(64, 96)
+
+
+class HostNvcomp:
+    """What nvCOMP does, on the host; its results for damaged streams are as cautious."""
+
+    def room(self, algorithm, count, size):
+        return 1000 * count
+
+    def decode(self, algorithm, count, inputs, outputs, room, stream):
+        targets, capacities, sizes, statuses = (self._table(each, count) for each in outputs)
+        rows = zip(*(self._table(each, count).tolist() for each in inputs), strict=True)
+        statuses = statuses.view(np.int32)
+        for index, (address, length) in enumerate(rows):
+            assert address % 8 == 0
+            data = ctypes.string_at(address, length)
+            try:
+                found = zlib.decompress(data, -15) if algorithm == DEFLATE else self._zstd(data)
+            except (zlib.error, RuntimeError):
+                statuses[index] = 12
+                continue
+            found = found[: int(capacities[index])]
+            ctypes.memmove(int(targets[index]), found, len(found))
+            sizes[index], statuses[index] = len(found), 0
+
+    @staticmethod
+    def _zstd(data):
+        return imagecodecs.zstd_decode(data)
+
+    @staticmethod
+    def _table(address, count):
+        return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """An engine whose kernels run on the host."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        device = host_cuda_device(patch, tmp_path_factory.mktemp("compressed"), compiler)
+        patch.setattr(compressed_engine, "Nvcomp", HostNvcomp)
+        engine = CompressedEngine(device)
+        assert all(engine.ready(algorithm) for algorithm in (LZW, DEFLATE, ZSTD))
+    return engine
+
+
+@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def engine(request):
+    if request.param == "host":
+        return request.getfixturevalue("host")
+    try:
+        return runtime.default().devices.worker(0).compressed
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+def decoded(engine, algorithm, streams, size, sums=None):
+    """Return the flag of each stream, and its decoded bytes."""
+    device = engine._device
+    stream = device.new_stream()
+    encoded = np.frombuffer(b"?".join(streams), np.uint8)
+    lengths = np.array([len(each) for each in streams])
+    starts = np.cumsum([0, *lengths[:-1] + 1])
+    with device.active():
+        pixels = device.empty((len(streams), size + GUARD), np.uint8)
+        device.fill(pixels, UNTOUCHED, stream)
+        targets = device.address(pixels) + np.arange(len(streams)) * (size + GUARD)
+        flags = device.pinned_array(len(streams), np.int32)
+        flags[:] = 1
+        engine.decode(algorithm, encoded, starts, lengths, sums, targets, size, flags, stream)
+        found = device.download(pixels, stream)
+        stream.synchronize()
+    assert (found[:, size:] == UNTOUCHED).all()
+    return flags.tolist(), [row[:size].tobytes() for row in found]
+
+
+def by_libtiff(data, size):
+    try:
+        return unpack_lzw(data, [size])
+    except RuntimeError:
+        return None
+
+
+CONTENTS = {
+    "tissue": PICTURE.tobytes(),
+    "differences": imagecodecs.delta_encode(PICTURE, axis=-2).tobytes(),
+    "noise": np.random.default_rng(1).integers(0, 256, 30000, np.uint8).tobytes(),
+    "one value": bytes(60000),
+    "a repeated word": b"mitosis " * 4000,
+    "a period beyond the bytes kept close": np.random.default_rng(2).bytes(9000) * 5,
+    "one byte": b"a",
+}
+
+
+class TestLzw:
+    @pytest.mark.parametrize("name", CONTENTS)
+    def test_contents(self, engine, name):
+        data = CONTENTS[name]
+        flags, found = decoded(engine, LZW, [imagecodecs.lzw_encode(data)] * 3, len(data))
+        assert flags == [0, 0, 0]
+        assert found == [data] * 3
+
+    def test_each_alignment(self, engine):
+        texts = [bytes([number]) * 500 + PICTURE.tobytes()[: 700 - 500] for number in range(8)]
+        flags, found = decoded(engine, LZW, [imagecodecs.lzw_encode(text) for text in texts], 700)
+        assert flags == [0] * 8
+        assert found == texts
+
+    @pytest.mark.parametrize("cut", [4, 5, 50])
+    def test_a_truncated_stream_is_flagged(self, engine, cut):
+        data = PICTURE.tobytes()
+        stream = imagecodecs.lzw_encode(data)
+        flags, _ = decoded(engine, LZW, [stream, stream[: -cut - 1]], len(data))
+        assert flags == [0, 1]
+
+    def test_a_stream_of_fewer_bytes_is_flagged(self, engine):
+        flags, _ = decoded(engine, LZW, [imagecodecs.lzw_encode(bytes(99))], 100)
+        assert flags == [1]
+
+    def test_excess_bytes_are_dropped(self, engine):
+        text = PICTURE.tobytes()
+        flags, found = decoded(engine, LZW, [imagecodecs.lzw_encode(text)], 1000)
+        assert (flags, found) == ([0], [text[:1000]])
+
+    @settings(max_examples=150)
+    @given(data=st.data())
+    def test_damage_is_found_as_by_libtiff(self, host, data):
+        text = data.draw(st.sampled_from([CONTENTS["tissue"][:3000], CONTENTS["one value"][:3000]]))
+        stream = bytearray(imagecodecs.lzw_encode(text))
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(2, len(stream) - 1))
+            stream[place] = data.draw(st.integers(0, 255))
+        [flag], [found] = decoded(host, LZW, [bytes(stream)], len(text))
+        if flag == 0:
+            assert found == by_libtiff(bytes(stream), len(text))
+
+
+class TestNvcomp:
+    def streams(self, algorithm):
+        texts = [np.roll(PICTURE, 7 * number).tobytes() for number in range(5)]
+        if algorithm == ZSTD:
+            return texts, [imagecodecs.zstd_encode(text) for text in texts], None
+        sums = np.array([zlib.adler32(text) for text in texts], np.uint64)
+        return texts, [zlib.compress(text)[2:-4] for text in texts], sums
+
+    @pytest.mark.parametrize("algorithm", [DEFLATE, ZSTD])
+    @pytest.mark.parametrize("budget", [1 << 30, 2500])
+    def test_pixels(self, engine, algorithm, budget, monkeypatch):
+        monkeypatch.setattr(type(engine._scratch), "budget", budget)
+        texts, streams, sums = self.streams(algorithm)
+        flags, found = decoded(engine, algorithm, streams, len(texts[0]), sums)
+        assert flags == [0] * 5
+        assert found == texts
+
+    @pytest.mark.parametrize("algorithm", [DEFLATE, ZSTD])
+    def test_damaged_streams_are_flagged(self, engine, algorithm):
+        texts, streams, sums = self.streams(algorithm)
+        streams[1] = streams[1][: len(streams[1]) // 2]
+        streams[3] = bytes([streams[3][0] ^ 0x06]) + streams[3][1:]
+        flags, found = decoded(engine, algorithm, streams, len(texts[0]), sums)
+        assert flags == [0, 1, 0, 1, 0]
+        assert [found[index] for index in (0, 2, 4)] == [texts[index] for index in (0, 2, 4)]
+
+    def test_wrong_checksums_are_flagged(self, engine):
+        texts, streams, sums = self.streams(DEFLATE)
+        sums[2] ^= 0x10000
+        sums[4] ^= 1
+        flags, _ = decoded(engine, DEFLATE, streams, len(texts[0]), sums)
+        assert flags == [0, 0, 1, 0, 1]
+
+    @pytest.mark.parametrize("algorithm", [DEFLATE, ZSTD])
+    def test_a_stream_of_fewer_bytes_is_flagged(self, engine, algorithm):
+        texts, streams, sums = self.streams(algorithm)
+        flags, _ = decoded(engine, algorithm, streams, len(texts[0]) + 1, sums)
+        assert flags == [1] * 5
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "float32", "float64"])
+@pytest.mark.parametrize(("swap", "sum_up"), [(True, False), (False, True), (True, True)])
+def test_samples_are_restored(engine, dtype, swap, sum_up):
+    level = level_of(3, tile=(40, 56), dtype=dtype)
+    rng = np.random.default_rng(3)
+    pixels = rng.integers(0, 255, (4, 40, 56, 3)).astype(dtype)
+    stored = pixels
+    if sum_up:
+        stored = imagecodecs.delta_encode(pixels.view(f"u{pixels.itemsize}"), axis=-2).view(dtype)
+    stored = np.ascontiguousarray(stored.byteswap() if swap else stored)
+    device = engine._device
+    stream = device.new_stream()
+    with device.active():
+        tiles = device.empty(stored.shape, stored.dtype)
+        device.send(stored, tiles, stream)
+        addresses = device.address(tiles) + np.arange(4) * level.tile_bytes
+        engine.restore(addresses, level, swap=swap, sum_up=sum_up, stream=stream)
+        found = device.download(tiles, stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(found, pixels)
+
+
+def test_without_nvcomp_the_cpu_decodes(host, monkeypatch):
+    def missing():
+        raise DeviceError("nvCOMP is not installed.")
+
+    monkeypatch.setattr(compressed_engine, "Nvcomp", missing)
+    engine = CompressedEngine(host._device)
+    assert engine.works(ZSTD) is None
+    assert not engine.ready(ZSTD)
+    assert engine.ready(LZW)
+    assert (engine.works(ZSTD), engine.works(LZW)) == (False, True)
+
+
+WRITERS = {
+    "deflate": {"compression": "zlib"},
+    "deflate, differences": {"compression": "zlib", "predictor": True},
+    "LZW": {"compression": "lzw"},
+    "LZW, differences": {"compression": "lzw", "predictor": True},
+    "zstd": {"compression": "zstd"},
+    "zstd, differences, big-endian": {
+        "compression": "zstd",
+        "predictor": True,
+        "byteorder": ">",
+    },
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_slides_on_a_gpu(tmp_path, name, dtype):
+    try:
+        runtime.default().devices.worker(0)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    options = dict(WRITERS[name])
+    order = options.pop("byteorder", "<")
+    pixels = np.tile(slides.picture(300, 500), (3, 2, 1)).astype(dtype)
+    pixels = pixels * (257 if dtype == "uint16" else 1)
+    path = tmp_path / "slide.tif"
+    tifffile.imwrite(path, pixels, tile=(128, 128), photometric="rgb", byteorder=order, **options)
+    with open_slide(path, device="cuda") as slide:
+        height, width = pixels.shape[:2]
+        found = slide.read_region((0, 0), (width, height), device="cuda").get()
+        np.testing.assert_array_equal(found, pixels)
+        assert slide.stats()["decoded"]["nvimagecodec"] > 0
