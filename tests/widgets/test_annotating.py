@@ -5,11 +5,13 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from napari._qt.dialogs.confirm_close_dialog import ConfirmCloseDialog
 from napari.layers import Points, Shapes
+from napari.utils.colormaps.standardize_color import transform_color
 from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
@@ -25,8 +27,9 @@ from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
 from napari_wsigpu.viewer.window.settings import PLUGIN
-from napari_wsigpu.widgets.annotations.annotation_dock import PATIENCE_MS
+from napari_wsigpu.widgets.annotations.annotation_dock import BEYOND, PATIENCE_MS
 from napari_wsigpu.widgets.annotations.annotation_table import AnnotationTable
+from napari_wsigpu.widgets.annotations.classes import USUAL, new_color
 from tests.widgets.conftest import drag
 
 pytestmark = pytest.mark.window
@@ -90,6 +93,9 @@ def drag_and_wait(viewer, start, end):
     """Drag the mouse, and wait for what follows the drawing."""
     drag(viewer, start, end)
     QTest.qWait(250)
+
+
+[MITOSIS] = transform_color(new_color("Mitosis", USUAL))
 
 
 def press(button):
@@ -214,7 +220,7 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     assert classes(points) == ["Mitosis"]
     assert classes(shapes) == ["Tumor", "Stroma"]
     assert "Mitosis" in dock.chips
-    np.testing.assert_allclose(points.face_color[0], [0, 1, 1, 1], atol=0.01)
+    np.testing.assert_allclose(points.face_color[0], MITOSIS, atol=0.01)
     assert not dock.own_class.value
     assert not dock.classify.native.isEnabled()
     QTest.keyClick(dock.own_class.native, Qt.Key_Return)
@@ -520,6 +526,51 @@ def test_hints_and_problems_go_when_they_no_longer_apply(viewer, dock, slides):
     assert not dock.status.native.isVisible()
 
 
+def test_rows_select_objects_of_one_layer_with_its_own_tool(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    draw(viewer, dock, (0.2, 0.3), (0.3, 0.4))
+    points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    assert (str(shapes.mode), str(points.mode)) == ("add_rectangle", "add")
+    QTest.qWait(3 * PATIENCE_MS)
+    click_row(dock, 0)
+    assert viewer.layers.selection.active is shapes
+    assert str(shapes.mode) == "select"  # a drag does not draw with a tool that is not marked
+    dock.table.native.selectAll()
+    assert dock.table.selection == [0, 1]
+    assert dock.status.value == f"Only objects in '{shapes.name}' are selected."
+
+
+def test_opened_again_objects_are_not_doubled(viewer, dock, slides, tmp_path):
+    draw(viewer, dock)
+    draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    path = tmp_path / f"{Path(dock.slide.path).stem}.geojson"
+    write_geojson(path, [*dock.keeper.annotations(dock.slide)])
+    layers = list(viewer.layers)
+    assert viewer.open(path, plugin=PLUGIN) in ([], [None])
+    assert list(viewer.layers) == layers
+    said = notification_manager.records[-1].message
+    assert said == f"'{path.name}': 2 objects are already there; skipped."
+
+
+def test_what_is_beyond_the_slide_is_said(viewer, dock, slides):
+    draw(viewer, dock)
+    QTest.qWait(SETTLED_MS)
+    assert BEYOND not in dock.status.value
+    for tool, end in (("Rectangle", (0.99, 0.5)), ("Point", (0.98, 0.5))):
+        draw(viewer, dock, (0.5, 0.4) if tool == "Rectangle" else end, end, tool)
+        QTest.qWait(SETTLED_MS)
+        assert dock.status.value.endswith(BEYOND)
+
+
+def test_new_classes_have_colors_of_their_own():
+    known = dict(USUAL)
+    for name in ("Nerve", "Gland", "Vessel", "Fat", "Muscle", "Mucin"):
+        known[name] = new_color(name, known)
+    assert len(set(known.values())) == len(known)
+    assert new_color("Nerve", USUAL) == known["Nerve"]  # in every session
+    assert new_color("Gland", USUAL) != known["Nerve"]
+
+
 def test_a_click_selects_objects_of_any_layer(viewer, dock, slides):
     shapes = draw(viewer, dock)
     points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
@@ -673,7 +724,7 @@ def test_classes_are_offered_on_every_slide(viewer, dock, slides):
     assert "Mitosis" in dock.chips
     press(dock.chips["Mitosis"])
     shapes = draw(viewer, dock)
-    np.testing.assert_allclose(shapes.edge_color[0], [0, 1, 1, 1], atol=0.01)
+    np.testing.assert_allclose(shapes.edge_color[0], MITOSIS, atol=0.01)
     assert classes(shapes) == ["Mitosis"]
 
 

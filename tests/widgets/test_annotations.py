@@ -272,13 +272,11 @@ def test_a_click_on_a_row_does_not_scroll_sideways(dock, shapes):
     assert table.horizontalScrollBar().value() == place
 
 
-def test_scrolling_the_dock_keeps_the_level(dock, layer):
-    box = dock.level.native
-    box.setCurrentIndex(1)
-    spot = box.rect().center()
+def turn_wheel(widget):
+    spot = widget.rect().center()
     wheel = QWheelEvent(
         QPointF(spot),
-        QPointF(box.mapToGlobal(spot)),
+        QPointF(widget.mapToGlobal(spot)),
         QPoint(),
         QPoint(0, -120),
         Qt.NoButton,
@@ -286,8 +284,22 @@ def test_scrolling_the_dock_keeps_the_level(dock, layer):
         Qt.NoScrollPhase,
         False,
     )
-    QApplication.sendEvent(box, wheel)
+    QApplication.sendEvent(widget, wheel)
+
+
+def test_scrolling_the_dock_keeps_the_level(dock, layer):
+    box = dock.level.native
+    box.setCurrentIndex(1)
+    turn_wheel(box)
     assert box.currentIndex() == 1
+
+
+def test_scrolling_the_dock_keeps_the_columns(dock, shapes):
+    dock.table.native.setFixedWidth(150)
+    bar = dock.table.native.horizontalScrollBar()
+    assert bar.maximum() > 0
+    turn_wheel(bar)
+    assert bar.value() == 0
 
 
 def test_messages_stay_visible_while_the_dock_scrolls(dock, layer):
@@ -396,6 +408,7 @@ def test_labels_of_a_level_are_painted_and_saved(
     answer(target)
     for value in (1, 7):  # saved again, as people do
         labels.data[:4, :4] = value
+        viewer.layers.selection.active = labels if value == 1 else layer
         click(dock.save_labels)
         settled()
         assert dock.status.value == "Saved 'labels.zarr'."

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
+from napari.layers import Shapes
 from napari.utils.notifications import notification_manager
 from PIL import Image
 from qtpy.QtCore import Qt
@@ -19,6 +20,7 @@ from qtpy.QtWidgets import QComboBox
 from napari_wsigpu import Annotation, convert, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
 from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.arrangement import show_only
@@ -313,6 +315,25 @@ def test_several_slides(viewer, dock, layer, slide_is_open, write_channels, rect
     viewer.layers.remove(same_name)
     assert dock.slide is None
     assert dock.source.value is None
+
+
+def test_shapes_of_other_slides_are_not_offered(
+    viewer, dock, layer, slide_is_open, rectangle, tmp_path
+):
+    twin = tmp_path / Path(sample_path()).name
+    twin.write_bytes(Path(sample_path()).read_bytes())
+    [other] = slide_is_open(twin)
+    viewer.layers.selection.active = layer
+    own, free = rectangle(layer), rectangle(layer)
+    own.metadata[SLIDE] = layer.data[0].slide.path
+    viewer.layers.selection.active = own
+    assert dock.region.value is own
+    viewer.layers.selection.active = other
+    assert dock.slide is other.data[0].slide
+    assert dock.region.value is Part.VIEW
+    assert [each for each in dock.region.choices if isinstance(each, Shapes)] == [free]
+    viewer.layers.selection.active = own  # its slide is not the one to export
+    assert dock.region.value is Part.VIEW
 
 
 def test_pictures_that_are_no_levels_are_not_offered(viewer, dock, layer):

@@ -8,6 +8,7 @@ from qtpy.QtGui import QIcon
 from qtpy.QtTest import QTest
 
 from napari_wsigpu.conversion import convert
+from napari_wsigpu.viewer.annotations.annotation_layers import is_padding
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.associated_layer import add_associated_image
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
@@ -122,6 +123,10 @@ def test_annotations_stay_with_their_slides_side_by_side(
     drag(viewer, (0.2, 0.5), (0.2, 0.5))
     assert len(points.data) == 1
     assert slides[0].get_value(points.data_to_world(points.data[0]), world=True) is not None
+    # Layers that only filled cells go with the cells.
+    assert any(map(is_padding, viewer.layers))
+    choose(dock, "dark.tif")
+    assert set(viewer.layers) == {*slides, drawn, points}
 
 
 @pytest.mark.window
@@ -252,6 +257,31 @@ def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_c
     assert f"'{shapes.name}' belongs to no slide" in dock.note.value
     viewer.layers.remove(shapes)
     assert not dock.note.visible
+
+
+@pytest.mark.window
+def test_a_slide_stays_fitted_after_it_was_chosen(viewer, dock, slide_is_open, dark, qtbot):
+    """As a new slide does, until the user moves the view."""
+    slide_is_open(sample_path(), dark)
+    camera = viewer.scene.camera
+
+    def refitted():
+        zoom = camera.zoom
+        width, height = viewer.window._qt_window.width(), viewer.window._qt_window.height()
+        viewer.window.resize(width - 200, height - 150)
+        QTest.qWait(300)
+        return camera.zoom < 0.95 * zoom
+
+    viewer.window.resize(1500, 1000)
+    QTest.qWait(300)
+    for name in ("dark.tif", "he_phantom.svs"):
+        choose(dock, name)
+        assert refitted()
+    click(dock.side_by_side)
+    QTest.qWait(100)
+    assert refitted()
+    camera.zoom *= 1.5
+    assert not refitted()
 
 
 def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):

@@ -43,6 +43,8 @@ def without_known(
     for annotation in known:
         for part in _parts(annotation):
             parts[_key(annotation, part, 0, 0)].append(part)
+    if not parts:
+        return list(annotations), 0
 
     def is_known(annotation: Annotation, part: Part) -> bool:
         shifts = product((-TOLERANCE, TOLERANCE), repeat=2)

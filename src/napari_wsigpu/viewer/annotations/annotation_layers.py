@@ -21,7 +21,7 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.view.region import to_slide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from napari import Viewer
     from napari.layers import Layer
@@ -43,6 +43,7 @@ MANY = (
     f"Shown as labels, because napari draws more than {MOST_SHAPES:,} outlines too slowly; "
     "exports contain the outlines."
 )
+PADDING = "padding"  # metadata key: shapes that fill a cell of the grid; see `is_padding`
 FOR_EXPORT = "for export"  # metadata key: shapes that select a region, not annotations
 REST = "annotations"  # metadata key: properties without a table column, by id
 CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
@@ -264,6 +265,11 @@ def _rest(
     }
 
 
+def is_padding(layer: Layer) -> bool:
+    """Whether a layer only fills a cell of the grid, and nothing has been drawn in it."""
+    return PADDING in layer.metadata and not len(layer.data)
+
+
 def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: bool) -> Layer:
     """Add an empty layer for shapes or points above a slide's layer."""
     attributes: Attributes = {
@@ -297,6 +303,23 @@ def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
         if (layer.metadata.get(SLIDE) == slide.path or (_is_free(layer) and len(slides) == 1))
         and holds_annotations(layer)
     ]
+
+
+def contents_of(
+    viewer: Viewer, slide: Slide, others: Iterable[Layer] = ()
+) -> list[tuple[LayerData, ToPixels]]:
+    """Copy the layers with annotations of a slide, and other given layers, for `annotations_in`."""
+    slide_layer = next((each for each in viewer.layers if slide_of(each) is slide), None)
+    found = []
+    for layer in dict.fromkeys([*annotation_layers_of(viewer, slide), *others]):
+        data = layer.as_layer_data_tuple()
+        found.append((data, to_pixels(viewer, data[1], layer.ndim, slide_layer)))
+    return found
+
+
+def annotations_in(contents: Iterable[tuple[LayerData, ToPixels]]) -> list[Annotation]:
+    """Convert the result of `contents_of`, perhaps in another thread."""
+    return [each for data, pixels_of in contents for each in annotations_of(data, pixels_of)]
 
 
 def set_new_objects(

@@ -26,17 +26,17 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     FOR_EXPORT,
     SLIDE,
     annotation_layers_of,
-    annotations_of,
+    annotations_in,
     colored_parts,
+    contents_of,
     drawing_layer,
     holds_annotations,
+    is_padding,
     set_new_objects,
-    to_pixels,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
 from napari_wsigpu.viewer.annotations.undo_history import History
 from napari_wsigpu.viewer.drawing.outlines import OutlineDrawing
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.napari_internals import (
     SHAPES_VISUAL,
     drop_leftovers,
@@ -68,9 +68,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.annotations import Annotation
     from napari_wsigpu.slide.slide import Slide
-    from napari_wsigpu.viewer.annotations.annotation_layers import LayerData
     from napari_wsigpu.viewer.annotations.undo_history import AnnotationLayer
-    from napari_wsigpu.viewer.view.region import ToPixels
 
 EDGE = 2  # width of outlines in pixels of the screen
 SETTLED_MS = 100  # pause after which changes become one undo step
@@ -210,20 +208,9 @@ class Annotator:
         self, slide: Slide, others: Sequence[Layer] = ()
     ) -> Callable[[], list[Annotation]]:
         """Copy what `annotations` converts, which another thread may do by calling the result."""
-        return partial(_annotations, self._contents(slide, others))
-
-    def _contents(
-        self, slide: Slide, others: Sequence[Layer] = ()
-    ) -> list[tuple[LayerData, ToPixels]]:
         viewer = self._viewer()
-        if viewer is None:
-            return []
-        slide_layer = next((each for each in viewer.layers if slide_of(each) is slide), None)
-        found = []
-        for layer in dict.fromkeys([*annotation_layers_of(viewer, slide), *others]):
-            data = layer.as_layer_data_tuple()
-            found.append((data, to_pixels(viewer, data[1], layer.ndim, slide_layer)))
-        return found
+        contents = [] if viewer is None else contents_of(viewer, slide, others)
+        return partial(annotations_in, contents)
 
     def keep(self) -> None:
         """Write unsaved annotations to a recovery file, in another thread."""
@@ -367,10 +354,6 @@ class Annotator:
         self._kept.start()
 
 
-def _annotations(contents: Sequence[tuple[LayerData, ToPixels]]) -> list[Annotation]:
-    return [each for data, pixels_of in contents for each in annotations_of(data, pixels_of)]
-
-
 class _Guard(QObject):  # type: ignore[misc]
     """Asks before a window with unsaved annotations is closed by its button or its menu."""
 
@@ -502,7 +485,9 @@ def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
     kind = Points if isinstance(source, Points) else Shapes
     slide_layer = layers_of(viewer, slide)[-1]
     own = annotation_layers_of(viewer, slide)
-    target = next((each for each in reversed(own) if isinstance(each, kind)), None)
+    suitable = [each for each in reversed(own) if isinstance(each, kind)]
+    suitable.sort(key=is_padding)
+    target = suitable[0] if suitable else None
     if target is None:
         target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)
         with suppress(LayerError):

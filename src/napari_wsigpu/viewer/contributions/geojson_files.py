@@ -15,12 +15,15 @@ from napari_wsigpu.annotations.dicom_annotations import (
 from napari_wsigpu.annotations.dicom_report import REPORTS, read_dicom_report
 from napari_wsigpu.annotations.dicom_segmentation import SEGMENTATION, read_dicom_segmentation
 from napari_wsigpu.annotations.dicom_writer import write_dicom_annotations
+from napari_wsigpu.annotations.duplicates import without_known
 from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
 from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
     annotation_layers,
+    annotations_in,
     annotations_of,
+    contents_of,
     slide_layer_for,
     to_pixels,
 )
@@ -76,7 +79,14 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
         if kind == SEGMENTATION:
             found = [segmentation_layer(read_dicom_segmentation(name), title, slide_layer)]
         else:
-            found = annotation_layers(_read(name, kind, slide_of(slide_layer)), title, slide_layer)
+            new = _read(name, kind, slide_of(slide_layer))
+            if viewer is not None and (slide := slide_of(slide_layer)) is not None:
+                new, skipped = without_known(new, annotations_in(contents_of(viewer, slide)))
+                if skipped:
+                    are = "object is" if skipped == 1 else "objects are"
+                    file = Path(name).name
+                    show_info(f"'{file}': {skipped:,} {are} already there; skipped.")
+            found = annotation_layers(new, title, slide_layer)
             if any(kind == "labels" for *_, kind in found):
                 show_info(MANY)
         shown_as = [attributes for _, attributes, _ in found]

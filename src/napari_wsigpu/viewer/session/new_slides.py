@@ -15,6 +15,8 @@ from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import raise_annotations, show_only, slides_of
 from napari_wsigpu.viewer.window.docks import CHANNELS, SLIDES, is_known, open_dock, open_inspector
 from napari_wsigpu.viewer.window.main_window import (
+    camera_view,
+    fit_again,
     fit_to,
     keep_on_screen,
     keep_toasts_on_canvas,
@@ -30,9 +32,7 @@ if TYPE_CHECKING:
     from napari.utils.events import Event
 
     from napari_wsigpu.slide.slide import Slide
-
-    # Center, zoom and angles of the camera.
-    CameraView = tuple[tuple[float, ...], float, tuple[float, ...]]
+    from napari_wsigpu.viewer.window.main_window import CameraView
 
 # Delay of scale bar and inspector, which take longer to show than a slide's first view.
 COMPLETION_MS = 100
@@ -85,7 +85,7 @@ class _NewSlides:
         if not self._is_fitting:
             self._is_fitting = True
             self._slides.clear()
-            self._view = _view(viewer)
+            self._view = camera_view(viewer)
             once_visible(window, self._show_new)
         if slide.planes.names and not self._has_planes(viewer, slide):
             show_plane(viewer, event.value, slide)
@@ -95,7 +95,7 @@ class _NewSlides:
         """Adopt the view that napari chose for the first layer: the user has not moved it."""
         viewer = self._viewer()
         if viewer is not None and self._is_fitting:
-            self._view = _view(viewer)
+            self._view = camera_view(viewer)
 
     def _show_new(self) -> None:
         viewer = self._viewer()
@@ -140,7 +140,7 @@ class _NewSlides:
         new = [slide for slide in slides if slide in self._slides]
         if len(slides) > 1 and new:
             show_only(viewer, new[0])
-            self._view = _view(viewer)
+            self._view = camera_view(viewer)
             if is_known():
                 open_dock(viewer, SLIDES, behind=True)
 
@@ -157,12 +157,14 @@ class _NewSlides:
         if viewer is None or window is None:
             return
         keep_toasts_on_canvas(window)
-        if viewer.canvas.grid.enabled or self._view != _view(viewer):
+        if fit_again(viewer):
+            return
+        if viewer.canvas.grid.enabled or self._view != camera_view(viewer):
             return
         layers = self._layers(viewer)
         if layers:
             fit_to(viewer, layers)
-            self._view = _view(viewer)
+            self._view = camera_view(viewer)
 
     def _has_planes(self, viewer: Viewer, slide: Slide) -> bool:
         """Whether another layer has planes, so that the user may have chosen one."""
@@ -170,8 +172,3 @@ class _NewSlides:
 
     def _layers(self, viewer: Viewer) -> list[Layer]:
         return [layer for layer in viewer.layers if slide_of(layer) in self._slides]
-
-
-def _view(viewer: Viewer) -> CameraView:
-    camera = viewer.scene.camera
-    return tuple(camera.center), camera.zoom, tuple(camera.angles)

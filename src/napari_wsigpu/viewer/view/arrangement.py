@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from napari.layers import Image
 
 from napari_wsigpu.model.errors import LayerError
-from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, drawing_layer
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    PADDING,
+    SLIDE,
+    drawing_layer,
+    is_padding,
+)
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.window.main_window import fit_to
 from napari_wsigpu.viewer.window.notifications import show_info
@@ -117,7 +122,7 @@ def show_next(viewer: Viewer, step: int = 1) -> None:
 
 def show_only(viewer: Viewer, slide: Slide) -> None:
     """Show only one slide and its annotations, and fit it to the canvas."""
-    viewer.canvas.grid.enabled = False
+    _leave_grid(viewer)
     paths = {each.path for each in slides_of(viewer)}
     for layer in viewer.layers:
         shown = slide_of(layer)
@@ -131,10 +136,10 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
 
 def show_all(viewer: Viewer) -> None:
     """Show all slides at their own positions, below all annotations."""
-    viewer.canvas.grid.enabled = False
+    _leave_grid(viewer)
     _reveal(viewer)
     raise_annotations(viewer, slides_of(viewer))
-    viewer.fit_to_view()
+    fit_to(viewer, viewer.layers)
 
 
 def raise_annotations(viewer: Viewer, slides: Sequence[Slide]) -> None:
@@ -162,7 +167,7 @@ def show_side_by_side(viewer: Viewer) -> None:
     _reveal(viewer)
     viewer.canvas.grid.shape = (-1, -1)
     viewer.canvas.grid.enabled = True
-    viewer.fit_to_view()
+    fit_to(viewer, viewer.layers)
 
 
 def line_up(viewer: Viewer) -> None:
@@ -198,6 +203,7 @@ def line_up(viewer: Viewer) -> None:
     for slide, group in zip(slides, groups, strict=True):
         while len(group) < count:
             group.append(drawing_layer(viewer, group[0], slide, points=False))
+            group[-1].metadata[PADDING] = True
     viewer.layers.selection.active = active
     # The layers of each cell must be consecutive; hidden layers of other kinds come last.
     order = [layer for group in groups for layer in group]
@@ -213,6 +219,13 @@ def cell_at(viewer: Viewer, cell: tuple[int, int]) -> Slide | None:
     layers = viewer.layers
     shown = (slide_of(layers[each]) for each in viewer.canvas.grid.contents_at(cell, layers))
     return next((slide for slide in shown if slide is not None), None)
+
+
+def _leave_grid(viewer: Viewer) -> None:
+    """Show layers in one cell, and remove those that only filled cells."""
+    viewer.canvas.grid.enabled = False
+    for layer in filter(is_padding, list(viewer.layers)):
+        viewer.layers.remove(layer)
 
 
 def _owner(layer: Layer) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
 
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow, QMessageBox, QWidget
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
+    # Center, zoom and angles of the camera.
+    CameraView = tuple[tuple[float, ...], float, tuple[float, ...]]
+
 LAYER_DOCKS = "layer controls", "layer list"  # as napari names them
 TOAST_MARGIN = 8  # pixels, as napari sets it
 SHOWING_MS = 200  # until a new window has its final size
+
+# The view that `fit_to` last chose in each viewer, and the layers that it shows.
+_fits: WeakKeyDictionary[Viewer, tuple[CameraView, WeakSet[Layer]]] = WeakKeyDictionary()
 
 
 def dock_of_layers(window: QMainWindow) -> QDockWidget | None:
@@ -151,3 +158,22 @@ def fit_to(viewer: Viewer, layers: Sequence[Layer]) -> None:
         viewer.fit_to_view(layers=layers)
     else:
         viewer.fit_to_view()
+    _fits[viewer] = camera_view(viewer), WeakSet(layers)
+
+
+def fit_again(viewer: Viewer) -> bool:
+    """Fit the layers of the last `fit_to`; return False if the view was moved since."""
+    if viewer not in _fits:
+        return False
+    view, layers = _fits[viewer]
+    shown = [layer for layer in layers if layer in viewer.layers]
+    if view != camera_view(viewer) or not shown:
+        return False
+    fit_to(viewer, shown)
+    return True
+
+
+def camera_view(viewer: Viewer) -> CameraView:
+    """Return center, zoom and angles of the camera."""
+    camera = viewer.scene.camera
+    return tuple(camera.center), camera.zoom, tuple(camera.angles)

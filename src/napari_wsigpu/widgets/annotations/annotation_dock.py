@@ -31,6 +31,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     annotation_layers,
     annotation_layers_of,
     drawing_layer,
+    is_padding,
 )
 from napari_wsigpu.viewer.annotations.annotator import (
     annotator_of,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
     from napari import Viewer
     from napari.utils.events import Event
+    from numpy.typing import NDArray
 
     from napari_wsigpu.annotations import Annotation
     from napari_wsigpu.slide.slide import Slide
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
 NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
 NO_CLASSES = "Labels have no classes; choose the label to paint in napari's layer controls."
+BEYOND = "It is not entirely on the slide."
 NOT_SAVED = "Labels are not saved automatically."
 LOST = "An earlier session ended without saving its annotations of '{}'."
 DELETE = "The lost annotations cannot be restored afterwards. Delete them?"
@@ -309,6 +312,8 @@ class Annotations(SlideDock):
             self._is_unmeasured = False
             for row in self.rows.rows_of(active, active.selected_data):
                 self._size = self.rows.sizes(row)
+                if self.slide is not None and _reaches_beyond(self.rows.box(row), self.slide):
+                    self._size = f"{self._size}. {BEYOND}" if self._size else BEYOND
                 if self._size:
                     self.status.say(self._size)
 
@@ -387,13 +392,19 @@ class Annotations(SlideDock):
         number = self.rows.position(current)[0] if current in self.table.selection else -1
         if places and number < 0:
             number = places[0][0]
+        before = self.active_layer()
         self._syncing = True
         for each, layer in enumerate(self.rows.layers):
             layer.selected_data = {index for at, index in places if at == each == number}
         if places:
-            self.viewer.layers.selection.active = self.rows.layers[number]
+            layer = self.rows.layers[number]
+            if layer is not before:  # else the tool that was last used in this layer comes back
+                layer.mode = before.mode if isinstance(before, type(layer)) else TOOLS[SELECT][0]
+            self.viewer.layers.selection.active = layer
         self._syncing = False
         self._on_objects()
+        if any(each != number for each, _ in places):
+            self._refuse(f"Only objects in '{self.rows.layers[number].name}' are selected.")
 
     def _jump(self, number: int) -> None:
         """Center the view on an object."""
@@ -413,6 +424,7 @@ class Annotations(SlideDock):
         kind = Points if tool == "Point" else Points | Shapes if tool == SELECT else Shapes
         active = self.active_layer()
         suitable = [each for each in self.layers() if isinstance(each, kind)]
+        suitable.sort(key=is_padding, reverse=True)  # an empty layer of the grid is the last resort
         target = active if isinstance(active, kind) else suitable[-1] if suitable else None
         if target is None and tool != SELECT:
             target = drawing_layer(self.viewer, layer, self.slide, points=kind is Points)
@@ -430,7 +442,7 @@ class Annotations(SlideDock):
         """Assign a class to the selected objects and to new ones."""
         self._class = name
         if name:
-            color = self._classes.get(name) or new_color(list(self._classes))
+            color = self._classes.get(name) or new_color(name, self._classes)
             self._added.setdefault(name, color)
         self._offer_classes()
         active = self.active_layer()
@@ -483,7 +495,7 @@ class Annotations(SlideDock):
         number, index = self.rows.position(row)
         layer, text = self.rows.layers[number], text.strip()
         if column == 0:
-            color = (self._classes.get(text) or new_color(list(self._classes))) if text else NONE
+            color = (self._classes.get(text) or new_color(text, self._classes)) if text else NONE
             defaults = layer.feature_defaults
             classify(layer, [index], text, color)
             layer.feature_defaults = defaults
@@ -559,9 +571,10 @@ class Annotations(SlideDock):
             return
         copies, self._lost = self._lost, []
         if show and self.slide is not None:
+            known = self.keeper.annotations(self.slide)
             for path in [*copies]:
                 try:
-                    self._add("Recovered", read_geojson(path))
+                    self._add("Recovered", *without_known(read_geojson(path), known))
                 except SlideError as error:
                     copies.remove(path)
                     self.status.say(str(error))
@@ -606,13 +619,20 @@ class Annotations(SlideDock):
         labels.mode = "paint"
 
     def _save_labels(self) -> None:
-        slide, labels = self.slide, self.viewer.layers.selection.active
+        slide, active = self.slide, self.viewer.layers.selection.active
         if slide is None:
             return
-        level = labels.metadata.get(LEVEL) if isinstance(labels, Labels) else None
-        if level is None or labels.metadata.get(SLIDE) != slide.path:
+        own = [
+            layer
+            for layer in self.viewer.layers
+            if LEVEL in layer.metadata and layer.metadata.get(SLIDE) == slide.path
+        ]
+        chosen = [active] if active in own else own
+        if len(chosen) != 1:
             self._refuse("Select a labels layer that you created for this slide with 'New'.")
             return
+        [labels] = chosen
+        level = labels.metadata[LEVEL]
         path = self._ask_where("Save labels", " labels.zarr", ZARR)
         if path:
             pixels, strokes = np.array(labels.data), self.keeper.strokes(labels)
@@ -659,3 +679,8 @@ def _call_all(disconnects: list[Callable[[], object]]) -> None:
     for disconnect in disconnects:
         disconnect()
     disconnects.clear()
+
+
+def _reaches_beyond(box: NDArray[np.float64], slide: Slide) -> bool:
+    """Whether a box, corners (x, y) in pixels of level 0, reaches beyond a slide by a pixel."""
+    return bool((box < -1).any() or (box > np.array(slide.dimensions) + 1).any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 from napari.layers import Points
@@ -17,7 +18,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from napari.layers import Shapes
 
@@ -33,7 +34,10 @@ USUAL = {
     "Positive": "#fa3e3e",
     "Negative": "#7070e1",
 }
-UNUSUAL = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff8000", "#0080ff")
+UNUSUAL = (
+    *("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff8000", "#0080ff"),
+    *("#8000ff", "#ff0080", "#00ff80", "#80ff00", "#ff80c0", "#80c0ff"),
+)
 NONE = "#ff0000"  # color of objects without a class
 
 
@@ -56,9 +60,13 @@ def classes_of(layers: Iterable[Shapes | Points]) -> dict[str, str]:
     return {name: found.get(name, color) for name, color in USUAL.items()} | others
 
 
-def new_color(known: Sequence[str]) -> str:
-    """Return a color for a new class; colors repeat after the last of `UNUSUAL`."""
-    return UNUSUAL[len([name for name in known if name not in USUAL]) % len(UNUSUAL)]
+def new_color(name: str, known: Mapping[str, str]) -> str:
+    """Return a color for a new class, which depends on its name.
+
+    Other names have other colors, also in other sessions, unless `UNUSUAL` has too few.
+    """
+    free = [color for color in UNUSUAL if color not in known.values()] or UNUSUAL
+    return free[crc32(name.encode()) % len(free)]
 
 
 def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str) -> None:

@@ -17,7 +17,12 @@ from qtpy.compat import isalive
 from napari_wsigpu.model.errors import ConversionCancelledError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import level_names, title
-from napari_wsigpu.viewer.annotations.annotation_layers import FOR_EXPORT, SLIDE, flat_placement
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    FOR_EXPORT,
+    SLIDE,
+    flat_placement,
+    is_padding,
+)
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import open_viewers
 from napari_wsigpu.viewer.window.main_window import single_shot
@@ -239,7 +244,15 @@ class RegionExport(SlideDock):
         slides = self.slides()
         names = _distinct_names([title(slide) for slide in slides])
         offer(self.source, list(zip(names, slides, strict=True)))
-        shapes = [layer for layer in self.viewer.layers if isinstance(layer, Shapes)]
+        # Shapes of another slide would cut this one at places that nobody chose.
+        path = None if self.slide is None else self.slide.path
+        shapes = [
+            layer
+            for layer in self.viewer.layers
+            if isinstance(layer, Shapes)
+            and layer.metadata.get(SLIDE, path) == path
+            and not is_padding(layer)
+        ]
         names = _distinct_names([f"Shapes of '{layer.name}'" for layer in shapes])
         parts = [(part.value, part) for part in Part]
         offer(self.region, [*parts, *zip(names, shapes, strict=True)])
@@ -254,7 +267,8 @@ class RegionExport(SlideDock):
         """Select a shapes layer as the region when it becomes active."""
         if isinstance(event.value, Shapes):
             self._offer()
-            self.region.value = event.value
+            if event.value in self.region.choices:
+                self.region.value = event.value
 
     def _draw(self) -> None:
         """Let the user draw regions of the slide in a separate layer without annotations."""

@@ -6,12 +6,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from qtpy.QtCore import QAbstractTableModel, QItemSelection, QItemSelectionModel, QModelIndex, Qt
-from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QScrollBar, QTableView
 
 from napari_wsigpu.widgets.kit.parts import Hosted, LeavesSlideKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from qtpy.QtGui import QWheelEvent
 
 MEASURED = 20  # rows that determine the width of columns
 
@@ -82,6 +84,13 @@ class _View(LeavesSlideKeys, QTableView):  # type: ignore[misc]
     pass
 
 
+class _Bar(QScrollBar):  # type: ignore[misc]
+    """A scroll bar that leaves the wheel to what is around it, so that rows don't move sideways."""
+
+    def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
+        event.ignore()
+
+
 class Table(Hosted[QTableView]):
     """Rows that can be selected, clicked and edited.
 
@@ -114,6 +123,7 @@ class Table(Hosted[QTableView]):
         table.setModel(self.model)
         table.setSelectionBehavior(QAbstractItemView.SelectRows)
         table.setWordWrap(False)
+        table.setHorizontalScrollBar(_Bar(Qt.Horizontal))
         table.horizontalHeader().setSectionResizeMode(QHeaderView.Interactive)
         table.horizontalHeader().setHighlightSections(False)
         table.horizontalHeader().setResizeContentsPrecision(MEASURED)
