@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from qtpy.QtWidgets import QApplication, QMessageBox
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
 from napari_wsigpu.annotations import recovery
+from napari_wsigpu.annotations.rings import areas
 from napari_wsigpu.viewer.annotations import annotator
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
@@ -412,6 +414,28 @@ def circle(viewer, center):
         QTest.qWait(20)
     QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, others[-1])
     QTest.qWait(250)
+
+
+def test_an_outline_ends_where_the_mouse_is_released(viewer, dock, slides):
+    """Also if its last side is straight."""
+    canvas = viewer.window._qt_viewer.canvas.native
+    press(dock.tools["Outline"])
+    middle = np.array([canvas.width() // 2, canvas.height() // 2])
+    corners = middle + np.array([(0, 0), (80, 0), (80, 60), (0, 60)])
+    points = [QPoint(*corners[0])]
+    for first, last in pairwise(corners):
+        points += [QPoint(*(first + (last - first) * k // 16)) for k in range(1, 17)]
+    QTest.mouseMove(canvas, points[0])
+    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, points[0])
+    for each in points[1:]:
+        QTest.mouseMove(canvas, each)
+        QTest.qWait(10)
+    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, points[-1])
+    QTest.qWait(250)
+    [outline] = viewer.layers.selection.active.data
+    size = 1 / viewer.scene.camera.zoom / viewer.layers.selection.active.scale[-1]
+    expected = abs(areas([outline])[0]) / (80 * 60 * size**2)
+    assert expected == pytest.approx(1, abs=0.03)
 
 
 def click_row(dock, row):

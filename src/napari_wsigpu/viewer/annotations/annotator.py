@@ -74,6 +74,7 @@ EDGE = 2  # width of outlines in pixels of the screen
 SETTLED_MS = 100  # pause after which changes become one undo step
 ZOOMED_MS = 150  # pause after which outlines are fitted to a new zoom
 KEEP_MS = 5000  # pause after which unsaved annotations are written to a recovery file
+FAR = 10_000  # pixels of the screen
 LEAST_DRAG = 5  # pixels of the screen; a shorter drag or a smaller area is an accidental click
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
@@ -544,6 +545,9 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     mode = str(layer.mode) if isinstance(layer, Shapes) else ""
     if mode not in DRAWN_BY_DRAGGING:
         return
+    is_outline = mode == "add_polygon_lasso"
+    if is_outline and is_being_drawn(layer):  # by clicks; this one ends it
+        _close_outline(layer, event)
     path, before = [event.pos], len(layer.data)
     yield
     while event.type == "mouse_move":
@@ -552,7 +556,8 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     path.append(event.pos)
     # napari drops moves that arrive while it is busy, so the shape would end too early.
     mouse_move_callbacks(layer, _LastMove(event.__wrapped__))
-    is_outline = mode == "add_polygon_lasso"
+    if is_outline and is_being_drawn(layer) and np.ptp(path, axis=0).max() >= LEAST_DRAG:
+        _close_outline(layer, event)
     points = np.array(path if is_outline else [path[0], path[-1]], float)
     if np.ptp(points, axis=0).max() < LEAST_DRAG or (
         is_outline and areas([points])[0] < LEAST_DRAG
@@ -561,13 +566,27 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
         QTimer.singleShot(0, partial(_remove_from, layer, before))
 
 
+def _close_outline(layer: Shapes, event: Event) -> None:
+    """Let an outline end where the mouse is.
+
+    napari first simplifies an outline and then drops its last vertex, which follows the mouse, and
+    with it the straight line that leads there. So add the last vertex, and let one at the start
+    follow the mouse.
+    """
+    start = layer.data_to_world(layer.data[-1][0])[-2:]
+    far = np.add(event.pos, FAR)  # napari adds a vertex if the mouse has moved far enough
+    for position in (event.position, (*event.position[:-2], *start)):
+        mouse_move_callbacks(layer, _LastMove(event.__wrapped__, position=position, pos=far))
+
+
 class _LastMove:
-    """The release of a mouse button as a move to the same position."""
+    """The release of a mouse button as a move to the same position, or to another one."""
 
     type = "mouse_move"
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, **changed: object) -> None:
         self._event = event
+        vars(self).update(changed)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._event, name)
