@@ -903,6 +903,22 @@ def test_only_objects_of_the_active_layer_are_selected(viewer, dock, slides):
     assert dock.table.selection == []
 
 
+def test_the_shown_slide_stays_current_when_a_layer_is_removed(viewer, dock, slides):
+    """Although napari activates the next layer, which may be that of a hidden slide."""
+    show(viewer, slides[0])
+    hidden = draw(viewer, dock)
+    show(viewer, slides[1])
+    shapes = draw(viewer, dock)
+    viewer.layers.move(viewer.layers.index(shapes), viewer.layers.index(slides[0]) + 1)
+    viewer.layers.selection.active = shapes
+    viewer.layers.remove_selected()
+    QTest.qWait(100)
+    assert dock.slide is slide_of(slides[1])
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    assert shapes in viewer.layers
+    assert len(hidden.data) == 1
+
+
 @pytest.mark.parametrize("tool", ["Rectangle", "Line", "Outline"])
 def test_a_slipped_click_draws_nothing(viewer, dock, slides, tool):
     shapes = draw(viewer, dock, (0.5, 0.5), (0.502, 0.502), tool)

@@ -75,7 +75,8 @@ SETTLED_MS = 100  # pause after which changes become one undo step
 ZOOMED_MS = 150  # pause after which outlines are fitted to a new zoom
 KEEP_MS = 5000  # pause after which unsaved annotations are written to a recovery file
 FAR = 10_000  # pixels of the screen
-LEAST_DRAG = 5  # pixels of the screen; a shorter drag or a smaller area is an accidental click
+# Pixels of the screen: a shorter drag, or an outline that is thinner on average, is an accident.
+LEAST_DRAG, LEAST_WIDTH = 5, 2
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
@@ -559,9 +560,8 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     if is_outline and is_being_drawn(layer) and np.ptp(path, axis=0).max() >= LEAST_DRAG:
         _close_outline(layer, event)
     points = np.array(path if is_outline else [path[0], path[-1]], float)
-    if np.ptp(points, axis=0).max() < LEAST_DRAG or (
-        is_outline and areas([points])[0] < LEAST_DRAG
-    ):
+    length = np.ptp(points, axis=0).max()
+    if length < LEAST_DRAG or (is_outline and areas([points])[0] < LEAST_WIDTH * length):
         # Remove it once napari has finished it.
         QTimer.singleShot(0, partial(_remove_from, layer, before))
 

@@ -12,7 +12,12 @@ from napari_wsigpu.viewer.drawing.progressive import display_progressively, stop
 from napari_wsigpu.viewer.layers.channel_values import show_channel_values
 from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of, widen_limits
 from napari_wsigpu.viewer.napari_internals import main_window
-from napari_wsigpu.viewer.view.arrangement import show_annotations, show_another, slides_of
+from napari_wsigpu.viewer.view.arrangement import (
+    activate_shown,
+    show_annotations,
+    show_another,
+    slides_of,
+)
 from napari_wsigpu.viewer.window.magnification_bar import add_magnification_bar
 from napari_wsigpu.viewer.window.main_window import close_unsaved, soon
 from napari_wsigpu.viewer.window.shortcuts import register_keys
@@ -51,7 +56,7 @@ def manage_slides(viewer: Viewer) -> None:
         shown = weak()
         _release(event.value)
         if shown is not None:
-            _hide_annotations(event.value, shown)
+            _react(event.value, shown)
 
     viewer.layers.events.inserted.connect(on_inserted)
     viewer.layers.events.removed.connect(on_removed)
@@ -92,16 +97,17 @@ def _prepare(layer: Layer, viewer: Viewer) -> None:
         show_channel_values(layer)
 
 
-def _hide_annotations(removed: Layer, viewer: Viewer) -> None:
-    """Hide a slide's annotations with its last layer, and show another slide if none is visible."""
+def _react(removed: Layer, viewer: Viewer) -> None:
+    """Hide a slide's annotations with its last layer; go on with a slide that is visible."""
     slide = slide_of(removed)
-    if slide is None or any(each.path == slide.path for each in slides_of(viewer)):
-        return
-    show_annotations(viewer, slide.path, visible=False)
+    then = activate_shown
+    if slide is not None and all(each.path != slide.path for each in slides_of(viewer)):
+        show_annotations(viewer, slide.path, visible=False)
+        then = show_another
     window = main_window(viewer)
     if window is not None:
         # Wait until napari has removed all selected layers and chosen the next active one.
-        soon(window, partial(show_another, viewer))
+        soon(window, partial(then, viewer))
 
 
 def _release(layer: Layer) -> None:

@@ -107,10 +107,26 @@ def hide_like_slide(
 
 
 def show_another(viewer: Viewer) -> None:
-    """Show the active slide if all slides are hidden."""
+    """Show the active slide if all slides are hidden, or else activate a visible one."""
     slide = active_slide(viewer)
     if slide is not None and not any(is_shown(viewer, each) for each in slides_of(viewer)):
         show_only(viewer, slide)
+    else:
+        activate_shown(viewer)
+
+
+def activate_shown(viewer: Viewer) -> None:
+    """Activate a visible slide if the active layer belongs to a hidden one.
+
+    Docks and keys would otherwise work on a slide that the user does not see.
+    """
+    active = viewer.layers.selection.active
+    slide = slide_of(active)
+    path = _owner(active) if active is not None and slide is None else slide and slide.path
+    slides = slides_of(viewer)
+    shown = [each for each in slides if is_shown(viewer, each)]
+    if shown and path in {each.path for each in slides} - {each.path for each in shown}:
+        viewer.layers.selection.active = layers_of(viewer, shown[-1])[-1]
 
 
 def show_next(viewer: Viewer, step: int = 1) -> None:
