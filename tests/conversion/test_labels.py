@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.conversion.label_images import save_labels
+from napari_wsigpu.conversion.label_images import read_labels, save_labels
 from napari_wsigpu.model.errors import ConversionError, LevelError, TargetExistsError
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
@@ -50,6 +50,12 @@ def test_invalid_labels_raise(coarse, tmp_path, pixels, sentence):
     with pytest.raises(LevelError, match="has no level 9"):
         save_labels(coarse[0], tmp_path / "a.zarr", pixels, level=9)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_of_another_slide_are_refused(coarse, tmp_path):
+    convert(sample_path(), tmp_path / "image.zarr", region=(0, 0, 300, 200))
+    with pytest.raises(ConversionError, match="no label image of the size of a level"):
+        read_labels(coarse[0], tmp_path / "image.zarr")
 
 
 def test_foreign_targets_are_kept(coarse, tmp_path):

@@ -419,6 +419,21 @@ def test_labels_of_a_level_are_painted_and_saved(
     [scale, *_] = multiscale["datasets"][0]["coordinateTransformations"]
     np.testing.assert_allclose(scale["scale"], labels.scale)
     assert {axis["unit"] for axis in multiscale["axes"]} == {"micrometer"}
+    # The labels can be painted on after they are opened from the dock.
+    viewer.layers.remove(labels)
+    viewer.layers.selection.active = layer
+    click(dock.open_labels)
+    settled()
+    continued = viewer.layers.selection.active
+    assert (continued.name, dock.status.value) == ("Labels", "'labels.zarr': Labels")
+    np.testing.assert_array_equal(continued.data, labels.data)
+    np.testing.assert_allclose(continued.scale, labels.scale)
+    np.testing.assert_allclose(continued.translate, labels.translate)
+    continued.data[-4:, -4:] = 9
+    click(dock.save_labels)
+    settled()
+    np.testing.assert_array_equal(own["0"][...], continued.data)
+    labels = continued
     _, *again = viewer.open(target, plugin="napari-wsigpu")
     np.testing.assert_allclose(again[0].scale, labels.scale)
     np.testing.assert_array_equal(np.asarray(again[0].data[0]).squeeze(), labels.data)

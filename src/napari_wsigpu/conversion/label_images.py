@@ -13,6 +13,7 @@ from napari_wsigpu.conversion.ome_zarr_attributes import import_zarr
 from napari_wsigpu.conversion.paths import remove
 from napari_wsigpu.model.errors import ConversionError, TargetExistsError, write_errors
 from napari_wsigpu.slide.containers import no_level
+from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
     import os
@@ -104,6 +105,48 @@ def save_labels(
         known = parent.attrs.get("ome", {}).get("labels", [])
         names = list(dict.fromkeys([*known, safe_name]))
         parent.update_attributes({"ome": {"version": "0.5", "labels": names}})
+
+
+def read_labels(slide: Slide, path: str | os.PathLike[str]) -> dict[str, tuple[int, Array]]:
+    """Read the label images of an OME-Zarr that are as large as a level of the slide.
+
+    Parameters
+    ----------
+    slide : Slide
+        The slide on which they were painted.
+    path : str or PathLike
+        Path of the OME-Zarr.
+
+    Returns
+    -------
+    dict of str to (int, ndarray of int, shape (height, width))
+        By name: the number of the level in `Slide.pyramid`, and the object numbers.
+
+    Raises
+    ------
+    ConversionError
+        If it has no such label images.
+    SlideError
+        If it cannot be read.
+    """
+    numbers = {
+        (level.layout.width, level.layout.height): level.number for level in slide.pyramid[::-1]
+    }
+    with open_slide(path, device="cpu") as saved:
+        found = {
+            name: (
+                numbers[labels.dimensions],
+                labels.read_region((0, 0), labels.dimensions)[..., 0],
+            )
+            for name, labels in saved.labels.items()
+            if labels.dimensions in numbers
+        }
+    if not found:
+        raise ConversionError(
+            f"'{path}' has no label image of the size of a level of this slide; choose an OME-Zarr "
+            "that was saved for it."
+        )
+    return found
 
 
 def _check(zarr: ModuleType, path: Path, shape: tuple[int, ...]) -> None:

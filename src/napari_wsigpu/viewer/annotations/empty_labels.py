@@ -1,4 +1,4 @@
-"""Empty labels layers to paint on, at the resolution of one level of a slide."""
+"""Labels layers to paint on, at the resolution of one level of a slide."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Labels, Layer
 
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.layers.placement import Attributes
@@ -28,8 +29,15 @@ def best_level(slide: Slide) -> int:
     return (fits or [slide.pyramid[-1]])[0].number
 
 
-def add_labels(viewer: Viewer, layer: Layer, slide: Slide, number: int) -> Labels:
-    """Add an empty labels layer above a slide, at the resolution of a level.
+def add_labels(
+    viewer: Viewer,
+    layer: Layer,
+    slide: Slide,
+    number: int,
+    pixels: Array | None = None,
+    name: str = "Labels",
+) -> Labels:
+    """Add a labels layer above a slide, at the resolution of a level.
 
     Parameters
     ----------
@@ -39,6 +47,10 @@ def add_labels(viewer: Viewer, layer: Layer, slide: Slide, number: int) -> Label
         The slide.
     number : int
         Number of the level in `Slide.pyramid`.
+    pixels : ndarray, optional
+        Object numbers, as large as the level; by default there is no object.
+    name : str
+        Name of the layer.
 
     Raises
     ------
@@ -53,10 +65,12 @@ def add_labels(viewer: Viewer, layer: Layer, slide: Slide, number: int) -> Label
         )
     downsample = image.downsample(slide.layout.levels[0])
     attributes: Attributes = image_placement(layer, (downsample, downsample)) | {
-        "name": "Labels",
+        "name": name,
         "metadata": {SLIDE: slide.path, LEVEL: number},
     }
-    return viewer.add_labels(np.zeros((image.height, image.width), np.uint16), **attributes)
+    if pixels is None:
+        pixels = np.zeros((image.height, image.width), np.uint16)
+    return viewer.add_labels(pixels, **attributes)
 
 
 def _pixels(image: LevelLayout) -> int:

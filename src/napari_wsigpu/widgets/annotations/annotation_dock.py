@@ -20,7 +20,7 @@ from napari_wsigpu.annotations import (
     write_geojson,
 )
 from napari_wsigpu.annotations.duplicates import without_known
-from napari_wsigpu.conversion.label_images import save_labels
+from napari_wsigpu.conversion.label_images import read_labels, save_labels
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.slide.pictures import save_text
@@ -55,7 +55,12 @@ from napari_wsigpu.widgets.annotations.classes import (
 )
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.kit.parts import Heading, Panel, Text, button, choice, flow, offer, row
-from napari_wsigpu.widgets.kit.saving import ask_for_file, ask_where_to_save, start_folder
+from napari_wsigpu.widgets.kit.saving import (
+    ask_for_file,
+    ask_for_folder,
+    ask_where_to_save,
+    start_folder,
+)
 from napari_wsigpu.widgets.kit.table import Table
 
 if TYPE_CHECKING:
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations import Annotation
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
@@ -175,9 +181,15 @@ class Annotations(SlideDock):
             self._add_labels,
             "New labels",
         )
+        self.open_labels = button(
+            "Open…",
+            "Go on with labels that were saved for this slide",
+            self._open_labels,
+            "Open labels",
+        )
         self.save_labels = button(
             "Save…",
-            "Save the selected labels layer as OME-Zarr, together with the slide level it was "
+            "Save the labels layer as OME-Zarr, together with the pixels of the slide level it was "
             "painted on",
             self._save_labels,
             "Save labels",
@@ -197,7 +209,7 @@ class Annotations(SlideDock):
             row(self.load, self.export, narrow=True),
             Heading("Labels"),
             self.level,
-            row(self.add_labels, self.save_labels, narrow=True),
+            row(self.add_labels, self.open_labels, self.save_labels, narrow=True),
             Text("Saving of labels", NOT_SAVED),
         )
         page.stretch(self.table)
@@ -617,6 +629,26 @@ class Annotations(SlideDock):
             self._refuse(str(error))
             return
         labels.mode = "paint"
+
+    def _open_labels(self) -> None:
+        layer, slide = self.layer_of_slide(), self.slide
+        if layer is None or slide is None:
+            return
+        path = ask_for_folder(self.native, "Open labels", start_folder(self._folder, slide))
+        if not path:
+            return
+        self._folder = Path(path).parent
+
+        def done(found: dict[str, tuple[int, Array]]) -> None:
+            for name, (number, pixels) in found.items():
+                labels = add_labels(self.viewer, layer, slide, number, pixels, name)
+                labels.mode = "paint"
+            self.status.say(f"'{Path(path).name}': {', '.join(found)}")
+
+        work = partial(read_labels, slide, path)
+        self.jobs.start(
+            f"Reading {Path(path).name}", slide, work, done, self.status.say, owner=self
+        )
 
     def _save_labels(self) -> None:
         slide, active = self.slide, self.viewer.layers.selection.active

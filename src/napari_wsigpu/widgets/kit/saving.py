@@ -65,6 +65,13 @@ def ask_for_file(parent: QWidget, title: str, folder: Path, filters: str) -> str
     return _chosen(dialog)
 
 
+def ask_for_folder(parent: QWidget, title: str, folder: Path) -> str:
+    """Ask for an existing folder; return "" if the user cancels."""
+    dialog = QFileDialog(parent, title, str(folder))
+    dialog.setFileMode(QFileDialog.Directory)
+    return _chosen(dialog)
+
+
 def say_saved(path: str, result: object) -> None:
     """Tell the user that a job has written a file."""
     show_info(f"Saved '{Path(path).name}'.")
