@@ -640,10 +640,13 @@ class Annotations(SlideDock):
         self._folder = Path(path).parent
 
         def done(found: dict[str, tuple[int, Array]]) -> None:
-            for name, (number, pixels) in found.items():
-                labels = add_labels(self.viewer, layer, slide, number, pixels, name)
-                labels.mode = "paint"
-            self.status.say(f"'{Path(path).name}': {', '.join(found)}")
+            try:
+                for name, (number, pixels) in found.items():
+                    add_labels(self.viewer, layer, slide, number, pixels, name).mode = "paint"
+            except SlideError as error:
+                self._refuse(str(error))
+            else:
+                self.status.say(f"'{Path(path).name}': {', '.join(found)}")
 
         work = partial(read_labels, slide, path)
         self.jobs.start(
