@@ -113,7 +113,6 @@ CONTENTS = {
     "noise": np.random.default_rng(1).integers(0, 256, 30000, np.uint8).tobytes(),
     "one value": bytes(60000),
     "a repeated word": b"mitosis " * 4000,
-    "a period beyond the bytes kept close": np.random.default_rng(2).bytes(9000) * 5,
     "one byte": b"a",
 }
 

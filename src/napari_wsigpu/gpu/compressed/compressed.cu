@@ -33,7 +33,6 @@ static __device__ int take(Bits &in, int width) {
 // if the stream decodes to as many bytes.
 extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
     __shared__ unsigned int starts[CODES + 1];
-    __shared__ unsigned char recent[RECENT];  // the end of the output, which is slow to read again
     const Part part = parts[blockIdx.x];
     unsigned char *out = (unsigned char *)part.target;
     const int skipped = part.source & 3;
@@ -61,18 +60,12 @@ extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
             starts[++last + 1] = done;
         }
         if (code < CLEAR) {
-            out[done] = recent[done & (RECENT - 1)] = code;
-            ++done;
+            out[done++] = code;
         } else {
             if (code > last) break;
             int from = starts[code], end = done + starts[code + 1] - from + 1;
             if (end > size) end = size;
-            if (done - from < RECENT)
-                for (; done < end; ++done, ++from)
-                    out[done] = recent[done & (RECENT - 1)] = recent[from & (RECENT - 1)];
-            else
-                for (; done < end; ++done, ++from)
-                    out[done] = recent[done & (RECENT - 1)] = out[from];
+            for (; done < end; ++done, ++from) out[done] = out[from];
         }
         // Codes become longer one code earlier than necessary.
         if (last >= (1 << width) - 2 && width < LAST_WIDTH) ++width;

@@ -29,14 +29,13 @@ ENGINES = {LZW: "LZW kernel", DEFLATE: "nvCOMP", ZSTD: "nvCOMP"}
 PART = row_type("u8 source, u8 target, i8 length")
 # Threads of a block that checks a tile, and of one that restores its samples.
 CHECKING, THREADS = 256, 128
-# TIFF 6.0, section 13, except for RECENT: bytes of the output that are kept close, a power of 2.
+# LZW (TIFF 6.0, section 13) and Adler-32 (RFC 1950).
 CONSTANTS = {
     "CODES": 4096,
     "CLEAR": 256,
     "END": 257,
     "FIRST_WIDTH": 9,
     "LAST_WIDTH": 12,
-    "RECENT": 8192,
     "ADLER": 65521,
     "CHECKING": CHECKING,
 }
