@@ -124,7 +124,7 @@ class TestRecipe:
 
     @pytest.mark.parametrize(
         ("compression", "kind"),
-        [(5, "LZW"), (8, "Deflate"), (32946, "Deflate"), (50000, "Zstd"), (34926, "Zstd")],
+        [(5, "LZW"), (8, "deflate"), (32946, "deflate")],
     )
     @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
     def test_compressed_bytes(self, compression, kind, dtype):
@@ -156,9 +156,10 @@ class TestRecipe:
             ("its tiles are uncompressed", 3, 1, {"compression": 1}),
             ("stored separately", 3, 3, {"compression": 5}),
             ("share bytes", 1, 1, {"compression": 8, "bits": 4}),
-            ("another order", 3, 1, {"compression": 50000, "blue_first": True}),
+            ("another order", 3, 1, {"compression": 8, "blue_first": True}),
             ("another order", 3, 1, {"compression": 5, "fill_order": 2}),
             ("float32 with", 1, 1, {"compression": 8, "dtype": "float32", "predictor": 3}),
+            ("zstd", 3, 1, {"compression": 50000}),
             ("PackBits", 3, 1, {"compression": 32773}),
             ("WebP", 3, 1, {"compression": 50001}),
             ("JPEG XL", 3, 1, {"compression": 52546}),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from napari_wsigpu.gpu.compressed import compressed_engine
 from napari_wsigpu.gpu.device.compiled_kernels import OPTIONS
 from napari_wsigpu.gpu.device.kernel_tables import declarations
 from napari_wsigpu.gpu.jpeg2000 import form_decoder
@@ -34,9 +35,11 @@ def capabilities(compiler):
 def programs():
     folder = resources.files("napari_wsigpu.gpu.device")
     code = declarations() + folder.joinpath("kernels.cu").read_text("utf-8")
-    return {"kernels.cu": code} | dict(
-        zip(form_decoder.PROGRAMS, form_decoder.programs(), strict=True)
-    )
+    return {
+        "kernels.cu": code,
+        "compressed.cu": compressed_engine.program(),
+        **dict(zip(form_decoder.PROGRAMS, form_decoder.programs(), strict=True)),
+    }
 
 
 @pytest.mark.parametrize("name", programs())

@@ -28,8 +28,7 @@ MOST = {
     "JPEG 2000": 1,
     "lossless JPEG 2000": 0,
     "hybrid": 3,
-    "LZW kernel": 0,
-    "nvCOMP": 0,
+    "lossless kernels": 0,
 }
 
 

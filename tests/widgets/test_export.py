@@ -330,10 +330,10 @@ def test_shapes_of_other_slides_are_not_offered(
     assert dock.region.value is own
     viewer.layers.selection.active = other
     assert dock.slide is other.data[0].slide
-    assert dock.region.value is Part.VIEW
+    assert dock.region.value == Part.VIEW
     assert [each for each in dock.region.choices if isinstance(each, Shapes)] == [free]
     viewer.layers.selection.active = own  # its slide is not the one to export
-    assert dock.region.value is Part.VIEW
+    assert dock.region.value == Part.VIEW
 
 
 def test_pictures_that_are_no_levels_are_not_offered(viewer, dock, layer):

@@ -22,7 +22,6 @@ import numpy as np
 from napari_wsigpu import __version__, native
 from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.compressions import COMPRESSIONS, storage_name
-from napari_wsigpu.gpu.compressed.nvcomp_library import nvcomp_path
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg.codestream import COMPRESSED, recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
@@ -45,7 +44,6 @@ WHEELS = {  # wheels for CUDA 12 and 13; nvImageCodec features that need the lib
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
     "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
 }
-WITHOUT_NVCOMP = "nvCOMP is missing: the CPU decodes deflate and zstd"
 WITHOUT_NVJPEG2000 = (
     "nvJPEG2000 is missing or does not work: the CPU decodes HT and multi-tile code streams"
 )
@@ -268,13 +266,12 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     if HARDWARE in works and os.environ.get(JPEG_ENGINE) != "hybrid":
         jpeg = Route(jpeg.encoding, "NVIDIA hardware engine")
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", obstacle)
-    compressed = Route("LZW, deflate, zstd", "CPU", obstacle)
+    compressed = Route("LZW, deflate", "CPU", obstacle)
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
         faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
         jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
-        exceptions = WITHOUT_NVCOMP if nvcomp_path() is None else ""
-        compressed = Route(compressed.encoding, faster, exceptions)
+        compressed = Route(compressed.encoding, faster)
     listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000, *COMPRESSED}
     names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
     rest = Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")

@@ -34,16 +34,15 @@ if TYPE_CHECKING:
 LEAST_BUDGET = 256 << 20
 
 CPU = "CPU"
-# Keys: codec, and the backend of nvImageCodec, nvCOMP or this package that decodes it.
+# Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
 ENGINES = {
     ("jpeg", "hardware"): "hardware JPEG engine",
     ("jpeg", "hybrid"): "JPEG without a hardware engine",
     ("jpeg", "GPU"): "JPEG without a hardware engine",
     ("jpeg2000", "GPU"): "JPEG 2000",
     ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
-    ("LZW", "LZW kernel"): "LZW, in batches",
-    ("Deflate", "nvCOMP"): "deflate by nvCOMP",
-    ("Zstd", "nvCOMP"): "zstd by nvCOMP",
+    ("deflate", "lossless kernels"): "deflate, in batches",
+    ("LZW", "lossless kernels"): "LZW, in batches",
 }
 
 logger = logging.getLogger(__name__)

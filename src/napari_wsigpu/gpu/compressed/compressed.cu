@@ -56,7 +56,8 @@ extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
         if (fresh) {
             starts[END + 1] = done;
             fresh = 0;
-        } else if (last < CODES - 1) {
+        } else {
+            if (last == CODES - 1) break;  // decoders differ in what follows
             starts[++last + 1] = done;
         }
         if (code < CLEAR) {
@@ -73,46 +74,217 @@ extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
     flags[blockIdx.x] = done < size;
 }
 
-// Copy streams to the alignment that nvCOMP requires. blockIdx.x is the stream.
-extern "C" __global__ void align_streams(const Part *parts) {
-    const Part part = parts[blockIdx.x];
-    const unsigned char *from = (const unsigned char *)part.source;
-    unsigned char *to = (unsigned char *)part.target;
-    for (long long i = threadIdx.x; i < part.length; i += blockDim.x) to[i] = from[i];
+// The bits of a deflate stream (RFC 1951), lowest bit first; otherwise as in Bits.
+struct LowBits {
+    const unsigned int *next, *past;
+    unsigned long long bits;
+    int count;
+    long long left;  // bits of the stream that have not been taken; negative beyond its end
+};
+
+static __device__ void fill(LowBits &in) {
+    if (in.count > 32) return;
+    const unsigned long long word = in.next < in.past ? *in.next++ : 0;
+    in.bits |= word << in.count;
+    in.count += 32;
 }
 
-// Check what nvCOMP has decoded. blockIdx.x is the tile; targets: the tiles' addresses; sizes,
-// statuses: nvCOMP's results; sums: expected Adler-32 checksums (RFC 1950), or null; flags: set to 0
-// for tiles without an error.
-extern "C" __global__ void check_decoded(const unsigned long long *targets,
-                                         const unsigned long long *sizes, const int *statuses,
-                                         const unsigned long long *sums, long long size,
-                                         int *flags) {
-    __shared__ unsigned long long plain[CHECKING], weighted[CHECKING];
-    const int tile = blockIdx.x;
-    const bool decoded = statuses[tile] == 0 && sizes[tile] == (unsigned long long)size;
-    if (decoded && sums) {
-        const unsigned char *bytes = (const unsigned char *)targets[tile];
-        unsigned long long sum = 0, total = 0;
-        for (long long i = threadIdx.x; i < size; i += blockDim.x) {
-            sum += bytes[i];
-            total += (unsigned long long)(size - i) * bytes[i];
-        }
-        plain[threadIdx.x] = sum;
-        weighted[threadIdx.x] = total % ADLER;
+static __device__ void drop(LowBits &in, int count) {
+    in.bits >>= count;
+    in.count -= count;
+    in.left -= count;
+}
+
+static __device__ int take_low(LowBits &in, int count) {
+    fill(in);
+    const int value = in.bits & ((1u << count) - 1);
+    drop(in, count);
+    return value;
+}
+
+// A Huffman code. quick: for the next bits, a symbol and above it the length of its code; 0 for
+// longer codes, which `counts` of each length and the symbols in their order describe.
+struct Code {
+    unsigned short quick[1 << QUICK];
+    unsigned short counts[LONGEST + 1], symbols[MOST_SYMBOLS];
+};
+
+// Return whether the lengths form a code: a complete one, or a single code of one bit.
+static __device__ bool make_code(Code &code, const unsigned char *lengths, int count) {
+    unsigned short offsets[LONGEST + 1], firsts[LONGEST + 1];
+    for (int i = 0; i <= LONGEST; ++i) code.counts[i] = 0;
+    for (int i = 0; i < count; ++i) ++code.counts[lengths[i]];
+    int left = 1, first = 0;
+    offsets[0] = firsts[0] = 0;
+    for (int i = 1, offset = 0; i <= LONGEST; ++i) {
+        left = 2 * left - code.counts[i];
+        if (left < 0) return false;
+        first = 2 * first;
+        firsts[i] = first;
+        first += code.counts[i];
+        offsets[i] = offset;
+        offset += code.counts[i];
     }
+    if (left > 0 && count - code.counts[0] != code.counts[1]) return false;
+    for (int i = 0; i < 1 << QUICK; ++i) code.quick[i] = 0;
+    for (int i = 0; i < count; ++i) {
+        const int length = lengths[i];
+        if (!length) continue;
+        code.symbols[offsets[length]++] = i;
+        int forward = firsts[length]++, reversed = 0;
+        if (length > QUICK) continue;
+        for (int k = 0; k < length; ++k, forward >>= 1) reversed = 2 * reversed + (forward & 1);
+        for (; reversed < 1 << QUICK; reversed += 1 << length)
+            code.quick[reversed] = length << SYMBOL_BITS | i;
+    }
+    return true;
+}
+
+// Return the next symbol, or -1 if the bits are no code.
+static __device__ int take_symbol(LowBits &in, const Code &code) {
+    fill(in);
+    const int found = code.quick[in.bits & ((1 << QUICK) - 1)];
+    if (found) {
+        drop(in, found >> SYMBOL_BITS);
+        return found & ((1 << SYMBOL_BITS) - 1);
+    }
+    int value = 0, first = 0, index = 0;
+    for (int length = 1; length <= LONGEST; ++length) {
+        value |= in.bits >> (length - 1) & 1;
+        const int count = code.counts[length];
+        if (value - first < count) {
+            drop(in, length);
+            return code.symbols[index + value - first];
+        }
+        index += count;
+        first = 2 * (first + count);
+        value *= 2;
+    }
+    return -1;
+}
+
+// Read the codes of a block; return false if they are damaged.
+static __device__ bool read_codes(LowBits &in, int type, unsigned char *lengths, Code &literals,
+                                  Code &distances) {
+    int count = 288, others = 30;
+    if (type == 1) {
+        for (int i = 0; i < count; ++i)
+            lengths[i] = i < 144 || i > 279 ? 8 : i < 256 ? 9 : 7;
+        for (int i = 0; i < others; ++i) lengths[count + i] = 5;
+    } else {
+        const unsigned char order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5,
+                                         11, 4, 12, 3, 13, 2, 14, 1, 15};
+        count = take_low(in, 5) + 257;
+        others = take_low(in, 5) + 1;
+        const int codes = take_low(in, 4) + 4;
+        if (count > 286 || others > 30) return false;
+        for (int i = 0; i < 19; ++i) lengths[i] = 0;
+        for (int i = 0; i < codes; ++i) lengths[order[i]] = take_low(in, 3);
+        if (!make_code(literals, lengths, 19)) return false;
+        for (int i = 0; i < count + others;) {
+            const int symbol = take_symbol(in, literals);
+            if (symbol < 0) return false;
+            if (symbol < 16) {
+                lengths[i++] = symbol;
+                continue;
+            }
+            if (symbol == 16 && !i) return false;
+            const unsigned char length = symbol == 16 ? lengths[i - 1] : 0;
+            int repeats = symbol == 16   ? take_low(in, 2) + 3
+                          : symbol == 17 ? take_low(in, 3) + 3
+                                         : take_low(in, 7) + 11;
+            if (i + repeats > count + others) return false;
+            while (repeats--) lengths[i++] = length;
+        }
+        if (!lengths[256]) return false;
+    }
+    if (!make_code(literals, lengths, count)) return false;
+    if (type == 1) {  // two distances of the fixed code are never used, so it is not complete
+        lengths[count + others++] = 5;
+        lengths[count + others++] = 5;
+    }
+    return make_code(distances, lengths + count, others);
+}
+
+// Decode deflate (RFC 1951), one stream per block and thread. size, flags: as for LZW.
+extern "C" __global__ void decode_deflate(const Part *parts, int size, int *flags) {
+    __shared__ Code literals, distances;
+    __shared__ unsigned char lengths[320];
+    const unsigned short bases[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
+                                      31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
+    const unsigned short starts[30] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,
+                                       33,  49,  65,  97,  129, 193,  257,  385,  513,  769,
+                                       1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    const Part part = parts[blockIdx.x];
+    unsigned char *out = (unsigned char *)part.target;
+    const int skipped = part.source & 3;
+    LowBits in = {(const unsigned int *)(part.source - skipped),
+                  (const unsigned int *)((part.source + part.length + 3) & ~(size_t)3), 0, 0,
+                  8 * (part.length + skipped)};
+    fill(in);
+    drop(in, 8 * skipped);
+    int done = 0, last = 0;
+    bool good = true;
+    while (good && !last && in.left > 0) {
+        last = take_low(in, 1);
+        const int type = take_low(in, 2);
+        if (type == 0) {
+            drop(in, in.left & 7);  // to the next byte
+            const int length = take_low(in, 16), check = take_low(in, 16);
+            good = length == (check ^ 0xffff) && length <= size - done;
+            for (int i = 0; good && i < length; ++i) out[done++] = take_low(in, 8);
+            continue;
+        }
+        good = type < 3 && read_codes(in, type, lengths, literals, distances);
+        while (good) {
+            const int symbol = take_symbol(in, literals);
+            if (symbol == 256) break;
+            if (symbol < 256) {
+                good = symbol >= 0 && done < size;
+                if (good) out[done++] = symbol;
+                continue;
+            }
+            const int number = symbol - 257;
+            if (number > 28) {
+                good = false;
+                break;
+            }
+            const int more = number < 8 || number == 28 ? 0 : number / 4 - 1;
+            const int length = bases[number] + take_low(in, more);
+            const int distance = take_symbol(in, distances);
+            if (distance < 0 || distance > 29) {
+                good = false;
+                break;
+            }
+            const int back = starts[distance] + take_low(in, distance < 4 ? 0 : distance / 2 - 1);
+            good = back <= done && length <= size - done && in.left >= 0;
+            for (int i = 0; good && i < length; ++i, ++done) out[done] = out[done - back];
+        }
+    }
+    flags[blockIdx.x] = !(good && last && done == size && in.left >= 0);
+}
+
+// Compare the Adler-32 checksums (RFC 1950) of decoded tiles. blockIdx.x is the tile; targets: the
+// tiles' addresses; sums: expected checksums; flags: set for tiles with another one.
+extern "C" __global__ void check_sums(const unsigned long long *targets,
+                                      const unsigned long long *sums, long long size, int *flags) {
+    __shared__ unsigned long long plain[CHECKING], weighted[CHECKING];
+    const unsigned char *bytes = (const unsigned char *)targets[blockIdx.x];
+    unsigned long long sum = 0, total = 0;
+    for (long long i = threadIdx.x; i < size; i += blockDim.x) {
+        sum += bytes[i];
+        total += (unsigned long long)(size - i) * bytes[i];
+    }
+    plain[threadIdx.x] = sum;
+    weighted[threadIdx.x] = total % ADLER;
     __syncthreads();
     if (threadIdx.x) return;
-    bool right = decoded;
-    if (decoded && sums) {
-        unsigned long long low = 1, high = size;
-        for (int i = 0; i < (int)blockDim.x; ++i) {
-            low += plain[i];
-            high += weighted[i];
-        }
-        right = sums[tile] == (high % ADLER << 16 | low % ADLER);
+    unsigned long long low = 1, high = size;
+    for (int i = 0; i < (int)blockDim.x; ++i) {
+        low += plain[i];
+        high += weighted[i];
     }
-    flags[tile] = !right;
+    if (sums[blockIdx.x] != (high % ADLER << 16 | low % ADLER)) flags[blockIdx.x] = 1;
 }
 
 static __device__ unsigned char swapped(unsigned char value) { return value; }

@@ -1,4 +1,4 @@
-"""`CompressedEngine`: decodes bytes that are compressed with deflate, LZW or zstd on one device."""
+"""`CompressedEngine`: decodes bytes that are compressed with deflate or LZW on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.gpu.compressed.nvcomp_library import ALIGNMENT, Nvcomp
 from napari_wsigpu.gpu.device.kernel_tables import row_type, structure
 from napari_wsigpu.gpu.device.scratch import Scratch
 from napari_wsigpu.model.errors import DeviceError
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-LZW, DEFLATE, ZSTD = "LZW", "Deflate", "Zstd"
-# Keys of `gpu.device.verify.TOLERANCES`.
-ENGINES = {LZW: "LZW kernel", DEFLATE: "nvCOMP", ZSTD: "nvCOMP"}
+LZW, DEFLATE = "LZW", "deflate"
+KERNELS = {LZW: "decode_lzw", DEFLATE: "decode_deflate"}
+ENGINE = "lossless kernels"  # key of `gpu.device.verify.TOLERANCES`
 # A stream. source: address of its first byte; target: address that it is decoded or copied to.
 PART = row_type("u8 source, u8 target, i8 length")
 # Threads of a block that checks a tile, and of one that restores its samples.
 CHECKING, THREADS = 256, 128
-# LZW (TIFF 6.0, section 13) and Adler-32 (RFC 1950).
+# Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951), and of tables for deflate.
 CONSTANTS = {
     "CODES": 4096,
     "CLEAR": 256,
@@ -37,9 +36,13 @@ CONSTANTS = {
     "FIRST_WIDTH": 9,
     "LAST_WIDTH": 12,
     "ADLER": 65521,
+    "LONGEST": 15,
+    "MOST_SYMBOLS": 288,
+    "QUICK": 10,
+    "SYMBOL_BITS": 9,
     "CHECKING": CHECKING,
 }
-PAGE = 256  # bytes to which parts of the memory are aligned
+WORD = 16  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ def program() -> str:
 
 
 class CompressedEngine:
-    """Decodes tiles on a device: LZW with our kernel, deflate and zstd with nvCOMP.
+    """Decodes tiles on a device with our kernels.
 
     Only one thread may call `decode` at a time (it holds `DecodeWorker.decoding`); the other
     methods may be called from any thread.
@@ -63,31 +66,28 @@ class CompressedEngine:
     ----------
     device : CudaDevice
         Device to decode on.
+
+    Attributes
+    ----------
+    works : bool or None
+        Whether the kernels can be compiled for the device; None before `ready` was called.
     """
 
     def __init__(self, device: CudaDevice) -> None:
+        self.works: bool | None = None
         self._device = device
         self._scratch = Scratch(device)
-        self._nvcomp: Nvcomp | None = None
-        # Whether each algorithm works here. Two threads that set an entry would store the same.
-        self._works: dict[str, bool] = {}
 
-    def ready(self, algorithm: str) -> bool:
-        """Return whether the device decodes an algorithm; the first call compiles the kernels."""
-        if algorithm not in self._works:
+    def ready(self) -> bool:
+        """Return whether the device runs the kernels, which are compiled on the first call."""
+        if self.works is None:
             try:
-                if algorithm != LZW and self._nvcomp is None:
-                    self._nvcomp = Nvcomp()
                 self._device.compile(program())
-                self._works[algorithm] = True
+                self.works = True
             except DeviceError as error:
-                self._works[algorithm] = False
-                logger.info("%s is decoded by the CPU: %s", algorithm, error)
-        return self._works[algorithm]
-
-    def works(self, algorithm: str) -> bool | None:
-        """Return the result of `ready`, or None before the first call; never blocks."""
-        return self._works.get(algorithm)
+                self.works = False
+                logger.info("Deflate and LZW are decoded by the CPU: %s", error)
+        return self.works
 
     def decode(
         self,
@@ -106,7 +106,7 @@ class CompressedEngine:
         Parameters
         ----------
         algorithm : str
-            `LZW`, `DEFLATE` (without zlib's header and checksum) or `ZSTD`.
+            `LZW`, or `DEFLATE` without zlib's header and checksum.
         encoded : ndarray of uint8
             Host memory with the streams; the caller keeps it until the stream is synchronized.
         starts, lengths : ndarray of int64, shape (tiles,)
@@ -128,78 +128,22 @@ class CompressedEngine:
             If the device does not have enough memory.
         """
         first, last = int(starts.min()), int((starts + lengths).max())
-        uploaded = _aligned(last - first + ALIGNMENT, PAGE)
-        if algorithm == LZW:
-            room = self._scratch.borrow(uploaded, stream)
-            self._device.upload(room.address, encoded[first:last], stream)
-            parts = _parts(room.address + starts - first, targets, lengths)
-            table = self._device.table(parts, stream)
-            address = np.uint64(flags.ctypes.data)
-            self._launch("decode_lzw", len(parts), 1, (table, np.int32(size), address), stream)
-        else:
-            assert self._nvcomp is not None
-            # Temporary memory grows linearly with the number of tiles.
-            each = max(1, self._nvcomp.room(algorithm, 64, size) // 64)
-            at_once = max(1, min(len(starts), self._scratch.budget // each))
-            copies = np.cumsum([0, *(-(-lengths // ALIGNMENT) * ALIGNMENT).tolist()])
-            used = _aligned(int(copies[-1]), PAGE)
-            temporary = self._nvcomp.room(algorithm, at_once, size)
-            room = self._scratch.borrow(uploaded + used + temporary, stream)
-            self._device.upload(room.address, encoded[first:last], stream)
-            aligned = room.address + uploaded + copies[:-1]
-            parts = _parts(room.address + starts - first, aligned, lengths)
-            table = self._device.table(parts, stream)
-            self._launch("align_streams", len(parts), CHECKING, (table,), stream)
-            scratch = room.address + uploaded + used, temporary
-            for index in range(0, len(starts), at_once):
-                part = slice(index, index + at_once)
-                self._decode_part(
-                    algorithm,
-                    (aligned[part], lengths[part]),
-                    None if sums is None else sums[part],
-                    targets[part],
-                    size,
-                    flags[part],
-                    scratch,
-                    stream,
-                )
-        self._scratch.give_back(room, stream)
-
-    def _decode_part(
-        self,
-        algorithm: str,
-        streams: tuple[Integers, Integers],
-        sums: NDArray[np.uint64] | None,
-        targets: Integers,
-        size: int,
-        flags: NDArray[np.int32],
-        room: tuple[int, int],
-        stream: Stream,
-    ) -> None:
-        """Decode aligned streams with nvCOMP, and check the results."""
-        assert self._nvcomp is not None
-        count = len(targets)
-        # Rows: addresses and lengths of the streams, targets, capacities, checksums, and room for
-        # the decoded sizes and the statuses.
-        rows = np.zeros((7, count), np.uint64)
-        rows[0], rows[1], rows[2], rows[3] = *streams, targets, size
+        # Kernels read whole words.
+        room = self._scratch.borrow(-(-(last - first + WORD) // WORD) * WORD, stream)
+        self._device.upload(room.address, encoded[first:last], stream)
+        parts = np.empty(len(starts), PART)
+        parts["source"], parts["target"] = room.address + starts - first, targets
+        parts["length"] = lengths
+        table, address = self._device.table(parts, stream), np.uint64(flags.ctypes.data)
+        arguments = table, np.int32(size), address
+        self._launch(KERNELS[algorithm], len(parts), 1, arguments, stream)
         if sums is not None:
-            rows[4] = sums
-        table = self._device.table(rows, stream)
-        base = self._device.address(table)
-        where = [base + row * 8 * count for row in range(7)]
-        self._nvcomp.decode(
-            algorithm,
-            count,
-            (where[0], where[1]),
-            (where[2], where[3], where[5], where[6]),
-            room,
-            stream,
-        )
-        checksums = where[4] if sums is not None else 0
-        arguments = [*(where[row] for row in (2, 5, 6)), checksums]
-        last = np.int64(size), np.uint64(flags.ctypes.data)
-        self._launch("check_decoded", count, CHECKING, (*map(np.uint64, arguments), *last), stream)
+            rows = np.stack([targets.astype(np.uint64), sums])
+            table = self._device.table(rows, stream)
+            where = self._device.address(table) + np.arange(2) * rows[0].nbytes
+            checked = *map(np.uint64, where.tolist()), np.int64(size), address
+            self._launch("check_sums", len(parts), CHECKING, checked, stream)
+        self._scratch.give_back(room, stream)
 
     def restore(
         self, addresses: Integers, level: LevelLayout, *, swap: bool, sum_up: bool, stream: Stream
@@ -238,13 +182,3 @@ class CompressedEngine:
         stream: Stream,
     ) -> None:
         self._device.compile(program()).launch(name, blocks, threads, arguments, stream)
-
-
-def _aligned(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-def _parts(sources: Integers, targets: Integers, lengths: Integers) -> NDArray[np.void]:
-    parts = np.empty(len(sources), PART)
-    parts["source"], parts["target"], parts["length"] = sources, targets, lengths
-    return parts

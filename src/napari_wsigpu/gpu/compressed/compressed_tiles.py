@@ -1,4 +1,4 @@
-"""`CompressedTiles`: the tiles of a batch whose bytes are compressed with deflate, LZW or zstd."""
+"""`CompressedTiles`: the tiles of a batch whose bytes are compressed with deflate or LZW."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINES, LZW
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.model.tags import PREDICTOR
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 # Bytes of zlib's header and checksum (RFC 1950).
 ZLIB_HEADER, ZLIB_CHECKSUM = 2, 4
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# Frame header of zstd (RFC 8878, 3.1.1.1.1): a checksum or a dictionary follows.
-CHECKSUM, DICTIONARY = 0x04, 0x03
 SHORTEST = 8
 
 
@@ -41,7 +38,7 @@ class CompressedTiles:
     level : LevelLayout
         Level of the tiles.
     algorithm : str
-        Key of `ENGINES`.
+        `LZW` or `DEFLATE`.
     engine : CompressedEngine
         Decoder of the device.
     """
@@ -109,7 +106,7 @@ class _Tiles(PreparedBatch):
         return [True] * len(self._chosen)
 
     def engine(self, worker: DecodeWorker) -> str:
-        return ENGINES[self.kind]
+        return ENGINE
 
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         swap = is_swapped(self._level)
@@ -131,12 +128,8 @@ class _Tiles(PreparedBatch):
 def _is_known(algorithm: str, heads: NDArray[np.uint8]) -> Mask:
     """Return whether the first bytes of streams announce what the device can decode."""
     first, second = heads[:, 0].astype(np.int64), heads[:, 1].astype(np.int64)
-    known: Mask
     if algorithm == LZW:  # a clear code of 9 bits; the CPU decodes the order of old writers
-        known = (first == 0x80) & (second < 0x80)
-    elif algorithm == DEFLATE:
-        known = (first & 0x0F == 8) & ((256 * first + second) % 31 == 0) & (second & 0x20 == 0)
+        known: Mask = (first == 0x80) & (second < 0x80)
     else:
-        known = (heads[:, :4] == np.frombuffer(ZSTD_MAGIC, np.uint8)).all(axis=1)
-        known &= heads[:, 4] & (CHECKSUM | DICTIONARY) == 0
+        known = (first & 0x0F == 8) & ((256 * first + second) % 31 == 0) & (second & 0x20 == 0)
     return known

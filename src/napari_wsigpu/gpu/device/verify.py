@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.arrays import Array
 
-# Largest accepted difference of a sample, for each backend of nvImageCodec, nvCOMP and our kernels.
+# Largest accepted difference of a sample, for each backend of nvImageCodec and for our own kernels.
 TOLERANCES = {
     "hardware": 0,
     "hybrid": 3,
     "GPU": 1,
     "JPEG 2000": 1,
     "lossless JPEG 2000": 0,
-    "LZW kernel": 0,
-    "nvCOMP": 0,
+    "lossless kernels": 0,
 }
 TILES_A_BATCH = 1
 # The reader waits while the CPU decodes a tile, so the budget of a slide is less for larger tiles.

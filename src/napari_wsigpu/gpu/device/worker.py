@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.compressed.compressed_engine import ENGINES, CompressedEngine
+from napari_wsigpu.gpu.compressed.compressed_engine import ENGINE, CompressedEngine
+from napari_wsigpu.gpu.compressed.compressed_engine import KERNELS as COMPRESSED
 from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.transfer.gds import Loader
@@ -67,7 +68,7 @@ class DecodeWorker:
     jpeg2000 : Jpeg2000Engine
         Decodes JPEG 2000 with our own kernels.
     compressed : CompressedEngine
-        Decodes deflate, LZW and zstd.
+        Decodes deflate and LZW with our own kernels.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -191,8 +192,8 @@ class DecodeWorker:
     def start(self, kind: str) -> bool:
         """Return whether the device can decode a format; create the decoder on the first call."""
         with self.decoding:
-            if kind in ENGINES:
-                return self.compressed.ready(kind)
+            if kind in COMPRESSED:
+                return self.compressed.ready()
             by_kernels = kind == JPEG2000 and self.jpeg2000.ready()
             return self.engine(kind) is not None or by_kernels
 
@@ -213,14 +214,15 @@ class DecodeWorker:
     def has_tried(self, kind: str) -> bool:
         """Return whether the decoder for a format was created, or could not be."""
         by_kernels = kind == JPEG2000 and bool(self.jpeg2000.works)
-        return by_kernels or kind in self._decoders or self.compressed.works(kind) is not None
+        compiled = kind in COMPRESSED and self.compressed.works is not None
+        return by_kernels or compiled or kind in self._decoders
 
     def active_engine(self, kind: str) -> str | None:
         """Return the name of the decoder tried first, None until it is created; never blocks."""
         if kind == JPEG2000 and self.jpeg2000.works:
             return KERNELS
-        if self.compressed.works(kind):
-            return ENGINES[kind]
+        if kind in COMPRESSED:
+            return ENGINE if self.compressed.works else None
         entry = self._decoders.get(kind)
         return None if entry is None else entry[1]
 

@@ -16,7 +16,6 @@ from napari_wsigpu.model.tags import (
     FILLORDER,
     JPEG_2000,
     PREDICTOR,
-    ZSTD,
 )
 
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ class Recipe(NamedTuple):
 
     Attributes
     ----------
-    kind : {"jpeg", "jpeg2000", "Deflate", "LZW", "Zstd"}
+    kind : {"jpeg", "jpeg2000", "deflate", "LZW"}
         Format of the tiles.
     sample_format, color_spec : str
         nvImageCodec's names for the output that leaves the stored samples unchanged; empty if only
-        our kernels or nvCOMP can decode the tiles.
+        our kernels can decode the tiles.
     convert : bool
         Whether the decoded samples are YCbCr. JPEG 2000 tiles for which `is_transformed` is true
         are still RGB.
@@ -70,8 +69,7 @@ class Recipe(NamedTuple):
 # Algorithms of `gpu.compressed`, and the predictors that its kernels undo for each kind of samples.
 COMPRESSED: dict[int, str] = {
     COMPRESSION.LZW: "LZW",
-    **dict.fromkeys(DEFLATE, "Deflate"),
-    **dict.fromkeys(ZSTD, "Zstd"),
+    **dict.fromkeys(DEFLATE, "deflate"),
 }
 PREDICTORS = {
     "u": (PREDICTOR.NONE, PREDICTOR.HORIZONTAL),

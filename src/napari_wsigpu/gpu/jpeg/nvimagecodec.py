@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Preparer = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles | CompressedTiles
 
-NO_KERNELS = "the kernels for this kind of JPEG 2000 cannot be compiled here"
+NO_KERNELS = "the kernels for this compression cannot be compiled here"
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +107,11 @@ class NvImageCodecDecoder:
             return JpegStreams(level, recipe)
         if recipe.kind != "jpeg2000":
             compressed = self.worker.compressed
-            if not compressed.ready(recipe.kind):
-                return f"nvCOMP is not available for {recipe.kind}"
-            return CompressedTiles(level, recipe.kind, compressed)
+            return (
+                CompressedTiles(level, recipe.kind, compressed)
+                if compressed.ready()
+                else NO_KERNELS
+            )
         engine = self.worker.jpeg2000
         if engine.ready():
             return Jpeg2000Tiles(level, recipe, engine)
