@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
 from napari_wsigpu.gpu.device.kernel_tables import row_type, structure
-from napari_wsigpu.gpu.device.scratch import Scratch
-from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.cuda import CudaDevice
     from napari_wsigpu.gpu.device.interfaces import Stream
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 LZW, DEFLATE = "LZW", "deflate"
 KERNELS = {LZW: "decode_lzw", DEFLATE: "decode_deflate"}
 ENGINE = "lossless kernels"  # key of `gpu.device.verify.TOLERANCES`
-# A stream. source: address of its first byte; target: address that it is decoded or copied to.
+# A stream. source: address of its first byte; target: address that it is decoded to.
 PART = row_type("u8 source, u8 target, i8 length")
 # Threads of a block that checks a tile, and of one that restores its samples.
 CHECKING, THREADS = 256, 128
@@ -44,8 +41,6 @@ CONSTANTS = {
 }
 WORD = 16  # bytes
 
-logger = logging.getLogger(__name__)
-
 
 @cache
 def program() -> str:
@@ -56,38 +51,14 @@ def program() -> str:
     return constants + structure("Part", PART) + text
 
 
-class CompressedEngine:
-    """Decodes tiles on a device with our kernels.
+class CompressedEngine(KernelEngine):
+    """Decodes tiles whose bytes are compressed with deflate or LZW; see `KernelEngine`."""
 
-    Only one thread may call `decode` at a time (it holds `DecodeWorker.decoding`); the other
-    methods may be called from any thread.
+    _otherwise = "Deflate and LZW are decoded by the CPU"
 
-    Parameters
-    ----------
-    device : CudaDevice
-        Device to decode on.
-
-    Attributes
-    ----------
-    works : bool or None
-        Whether the kernels can be compiled for the device; None before `ready` was called.
-    """
-
-    def __init__(self, device: CudaDevice) -> None:
-        self.works: bool | None = None
-        self._device = device
-        self._scratch = Scratch(device)
-
-    def ready(self) -> bool:
-        """Return whether the device runs the kernels, which are compiled on the first call."""
-        if self.works is None:
-            try:
-                self._device.compile(program())
-                self.works = True
-            except DeviceError as error:
-                self.works = False
-                logger.info("Deflate and LZW are decoded by the CPU: %s", error)
-        return self.works
+    @staticmethod
+    def _programs() -> tuple[str, ...]:
+        return (program(),)
 
     def decode(
         self,
@@ -129,7 +100,7 @@ class CompressedEngine:
         """
         first, last = int(starts.min()), int((starts + lengths).max())
         # Kernels read whole words.
-        room = self._scratch.borrow(-(-(last - first + WORD) // WORD) * WORD, stream)
+        room = self._scratch.borrow(last - first + WORD, stream)
         self._device.upload(room.address, encoded[first:last], stream)
         parts = np.empty(len(starts), PART)
         parts["source"], parts["target"] = room.address + starts - first, targets
@@ -168,10 +139,6 @@ class CompressedEngine:
         table = self._device.table(addresses, stream)
         arguments = table, *numbers
         self._launch("restore_samples", blocks * len(addresses), THREADS, arguments, stream)
-
-    def trim(self) -> None:
-        """Free the memory for intermediate results."""
-        self._scratch.trim()
 
     def _launch(
         self,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.device.scratch import Scratch
+from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
 from napari_wsigpu.gpu.jpeg2000.form_decoder import Form, FormDecoder, form_of, programs
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import in_brief, read_header
-from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,42 +21,20 @@ LONGEST_HEADER = 4096  # bytes at the start of a code stream that are searched f
 MOST_DECODERS = 16
 # Keys of `gpu.device.verify.TOLERANCES`.
 KERNELS, EXACT = "JPEG 2000", "lossless JPEG 2000"
-logger = logging.getLogger(__name__)
 
 
-class Jpeg2000Engine:
-    """Decodes JPEG 2000 on a device with our kernels.
+class Jpeg2000Engine(KernelEngine):
+    """Decodes JPEG 2000; see `KernelEngine`."""
 
-    Only one thread may call `decode` at a time (it holds `DecodeWorker.decoding`); `trim` and
-    `ready` may be called from any thread.
-
-    Parameters
-    ----------
-    device : CudaDevice
-        Device to decode on.
-
-    Attributes
-    ----------
-    works : bool or None
-        Whether the kernels can be compiled for the device; None before `ready` was called.
-    """
+    _otherwise = "JPEG 2000 is decoded by nvJPEG2000 and the CPU"
 
     def __init__(self, device: CudaDevice) -> None:
-        self.works: bool | None = None
-        self._device = device
+        super().__init__(device)
         self._decoders: dict[Form, FormDecoder] = {}
-        self._scratch = Scratch(device)
 
-    def ready(self) -> bool:
-        """Return whether the device runs the kernels, which are compiled on the first call."""
-        if self.works is None:
-            try:
-                self._device.compile(*programs())
-                self.works = True
-            except DeviceError as error:
-                self.works = False
-                logger.info("JPEG 2000 is decoded by nvJPEG2000 and the CPU: %s", error)
-        return self.works
+    @staticmethod
+    def _programs() -> tuple[str, ...]:
+        return tuple(programs())
 
     def decode(
         self,
@@ -117,10 +93,6 @@ class Jpeg2000Engine:
                 stream,
             )
         self._scratch.give_back(room, stream)
-
-    def trim(self) -> None:
-        """Free the memory for intermediate results, after waiting for its last use."""
-        self._scratch.trim()
 
     def _decoder(self, form: Form) -> FormDecoder:
         """Return the decoder for a form; keep the `MOST_DECODERS` that were used last."""
