@@ -22,6 +22,7 @@ from napari_wsigpu.viewer.view.region import to_slide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import UnionType
 
     from napari import Viewer
     from napari.layers import Layer
@@ -268,6 +269,13 @@ def _rest(
 def is_padding(layer: Layer) -> bool:
     """Whether a layer only fills a cell of the grid, and nothing has been drawn in it."""
     return PADDING in layer.metadata and not len(layer.data)
+
+
+def layer_to_draw_in(layers: Iterable[Layer], kind: type | UnionType) -> Layer | None:
+    """Return the last layer of a kind; one that fills a cell of the grid is the last resort."""
+    suitable = [each for each in layers if isinstance(each, kind)]
+    drawn = [each for each in suitable if not is_padding(each)]
+    return next(reversed(drawn or suitable), None)
 
 
 def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: bool) -> Layer:

@@ -31,7 +31,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     contents_of,
     drawing_layer,
     holds_annotations,
-    is_padding,
+    layer_to_draw_in,
     set_new_objects,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
@@ -487,9 +487,7 @@ def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
     kind = Points if isinstance(source, Points) else Shapes
     slide_layer = layers_of(viewer, slide)[-1]
     own = annotation_layers_of(viewer, slide)
-    suitable = [each for each in reversed(own) if isinstance(each, kind)]
-    suitable.sort(key=is_padding)
-    target = suitable[0] if suitable else None
+    target = layer_to_draw_in(own, kind)
     if target is None:
         target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)
         with suppress(LayerError):

@@ -75,12 +75,12 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
     for name in [path] if isinstance(path, str) else path:
         title = Path(name).name.partition(".")[0]
         slide_layer = slide_layer_for(viewer, {"name": title}, _stem(name))
-        kind = sop_class(name)
+        slide, kind = slide_of(slide_layer), sop_class(name)
         if kind == SEGMENTATION:
             found = [segmentation_layer(read_dicom_segmentation(name), title, slide_layer)]
         else:
-            new = _read(name, kind, slide_of(slide_layer))
-            if viewer is not None and (slide := slide_of(slide_layer)) is not None:
+            new = _read(name, kind, slide)
+            if viewer is not None and slide is not None:
                 new, skipped = without_known(new, annotations_in(contents_of(viewer, slide)))
                 if skipped:
                     are = "object is" if skipped == 1 else "objects are"

@@ -31,7 +31,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     annotation_layers,
     annotation_layers_of,
     drawing_layer,
-    is_padding,
+    layer_to_draw_in,
 )
 from napari_wsigpu.viewer.annotations.annotator import (
     annotator_of,
@@ -435,9 +435,7 @@ class Annotations(SlideDock):
         mode, _ = TOOLS[tool]
         kind = Points if tool == "Point" else Points | Shapes if tool == SELECT else Shapes
         active = self.active_layer()
-        suitable = [each for each in self.layers() if isinstance(each, kind)]
-        suitable.sort(key=is_padding, reverse=True)  # an empty layer of the grid is the last resort
-        target = active if isinstance(active, kind) else suitable[-1] if suitable else None
+        target = active if isinstance(active, kind) else layer_to_draw_in(self.layers(), kind)
         if target is None and tool != SELECT:
             target = drawing_layer(self.viewer, layer, self.slide, points=kind is Points)
         if target is None:
