@@ -349,15 +349,20 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     const int64_t pitch = int64_t(width) * pixel;
     const int top = tile.keep ? 0 : box.top, bottom = tile.keep ? height : box.bottom;
     const int64_t start = tile.offset + top * pitch, size = (bottom - top) * pitch;
+    // Whole rows of a single part are laid out in the region as in the file.
+    const bool placed = tile.count == 1 && !tile.keep && !call.memory && parts->width == width &&
+                        parts->pitch == pitch && pixel == format.pixel_bytes;
     const uint8_t* rows;
     if (call.memory && !tile.keep) {
         rows = call.memory + start;
     } else {
-        uint8_t* target = tile.keep ? tile.keep : scratch.pixels.reserve(size);
+        uint8_t* target = placed      ? parts->target
+                          : tile.keep ? tile.keep
+                                      : scratch.pixels.reserve(size);
         if (!fetch(call.file, call.memory, target, size, start)) return fail(message, UNREAD, "");
         rows = target;
     }
-    paste(tile, parts, rows, pitch, 0, top, pixel, format.pixel_bytes);
+    if (!placed) paste(tile, parts, rows, pitch, 0, top, pixel, format.pixel_bytes);
     tile.height = height;
     tile.width = width;
     return DONE;
