@@ -174,8 +174,10 @@ class HostBackend:
         count = len(rows) * len(columns)
         if count > FEW_TILES:
             return "recurring"
-        tiles = [row * form.columns + column for row in rows for column in columns]
-        recur = self._recurrence.record(number, tiles, form.tile_bytes)
+        recur = False
+        if not form.is_raw:
+            tiles = [row * form.columns + column for row in rows for column in columns]
+            recur = self._recurrence.record(number, tiles, form.tile_bytes)
         # Threads that cache tiles contend for the allocator. With many readers, decoding some
         # tiles twice is faster.
         recur = recur and self._source.readers < MANY_READERS
@@ -219,9 +221,13 @@ class HostBackend:
 
     def resolve(self, plan: ReadPlan, options: ReadOptions) -> ReadOptions:
         """Replace ``keep="recurring"`` with the decision whether to cache the tiles of a plan."""
+        image = self.parts.images[plan.image]
+        form = self._form(plan.image, image)
+        if form is not None and form.is_raw and options.keep in ("recurring", "later"):
+            # The operating system caches the file, and pasting from there is as fast.
+            return replace(options, keep="none")
         if options.keep != "recurring" or not len(plan.tiles):
             return options
-        image = self.parts.images[plan.image]
         numbers = plan.tiles[:, 0] * image.grid.columns + plan.tiles[:, 1]
         recur = self._recurrence.record(plan.image, numbers.tolist(), image.tile_bytes)
         return replace(options, keep="all" if recur else "none")
