@@ -243,18 +243,6 @@ class HostDevice:
         self.shared_buffers.append(shared)
         return shared
 
-    def scatter_segments(self, segments, level, background, stream):
-        grid, samples = level.grid, level.encoding.samples
-        dtype = level.dtype.newbyteorder(level.encoding.byte_order)
-        shape = grid.tile_height, grid.tile_width, level.channels
-        for segment in segments:
-            high, wide, channel = (int(segment[name]) for name in ("rows", "pixels", "channel"))
-            source = background
-            if segment["source"]:
-                source = at(int(segment["source"]), (high, wide, samples), dtype)
-            tile = at(int(segment["target"]), shape, level.encoding.dtype)
-            tile[:high, :wide, channel : channel + samples] = source
-
     def average_area(self, finer, pixels, scale, first, stream):
         pixels[...] = resample_area(finer, pixels.shape[1:3], scale, first)
 
@@ -297,8 +285,8 @@ class HostDevice:
     def download_tile(self, address, tile, stream):
         return at(address, (tile.height, tile.width, tile.channels), tile.dtype).copy()
 
-    def staging(self, count, size):
-        return np.empty((count, size), np.uint8)
+    def staging(self, shape, dtype):
+        return np.empty(shape, dtype)
 
 
 def in_colors(pixels, colors):

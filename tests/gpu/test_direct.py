@@ -1,17 +1,14 @@
-"""Uncompressed tiles and Zarr chunks, read into device memory by every method."""
+"""Zarr chunks, read into device memory by every method."""
 
 import logging
 
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide, read_zarr_to_gpu
-from napari_wsigpu.gpu.transfer import gds, raw_reader, zarr_reader
+from napari_wsigpu import read_zarr_to_gpu
+from napari_wsigpu.gpu.transfer import gds, zarr_reader
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
-from tests.gpu import test_raw_reader
-from tests.gpu.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
-from tests.test_display_color import in_srgb, with_profile
 
 pytestmark = pytest.mark.gpu
 
@@ -41,58 +38,6 @@ def way(request, monkeypatch):
     # kvikio did not fail and fall back to threads.
     assert (gds.direct_reads.module() is not None) == (request.param == "kvikio")
 
-
-@pytest.fixture
-def small_reads(device, monkeypatch):
-    monkeypatch.setattr(gds, "LARGEST_READ", 5000)
-    monkeypatch.setattr(gds, "SMALLEST_READ", 100)
-    loader = gds.Loader(device)
-    monkeypatch.setattr(runtime.default().devices.worker(0), "loader", loader)
-    yield
-    loader.close()
-
-
-@pytest.mark.usefixtures("small_reads")
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
-    if small:
-        monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-    path, _ = test_raw_reader.write(tmp_path / "slide.tif", **KINDS[kind])
-    with open_slide(path, device="cpu") as slide:
-        expected = [slide.read_region(*window) for window in WINDOWS]
-    with open_slide(path, device="cuda") as slide:
-        for window, pixels in zip(WINDOWS, expected, strict=True):
-            found = slide.read_region(*window, device="cuda")
-            assert isinstance(found, cupy.ndarray)
-            np.testing.assert_array_equal(found.get(), pixels)
-        assert slide.stats()["decoded"]["raw"] > 0
-
-
-def test_raw_tiles_with_color_correction(tmp_path, way):
-    path, pixels = test_raw_reader.write(tmp_path / "slide.tif")
-    with with_profile(path, device="cuda") as slide:
-        found = slide.read_region((0, 0), (WIDTH, HEIGHT), device="cuda", color="srgb")
-    np.testing.assert_array_equal(found.get(), in_srgb(pixels))
-
-
-def test_large_raw_slide_with_many_threads(tmp_path, way, cupy):
-    """Reused memory holds the right pixels."""
-    import tifffile
-
-    pixels = np.random.default_rng(0).integers(0, 255, (4096, 4096, 3), np.uint8)
-    path = tmp_path / "slide.tif"
-    tifffile.imwrite(path, pixels, tile=(512, 512), photometric="rgb")
-    places = [(x, y) for x in range(0, 3000, 700) for y in range(0, 3000, 700)]
-    with open_slide(path, device="cuda") as slide:
-        regions = slide.read_regions(places, (1000, 900), device="cuda", num_workers=4)
-        for (x, y), found in zip(places, regions, strict=True):
-            np.testing.assert_array_equal(found.get(), pixels[y : y + 900, x : x + 1000])
-        whole = slide.read_region((0, 0), (4096, 4096), device="cuda")
-    np.testing.assert_array_equal(whole.get(), pixels)
-
-
-# Zarr
 
 zarr_tests = pytest.importorskip("tests.gpu.test_zarr")
 no_warning = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")

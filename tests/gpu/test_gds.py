@@ -128,7 +128,9 @@ def batches(source, count=4, size=20_000):
     """Split the file into batches of two ranges each."""
     step = END // count
     joined = [
-        source.join(np.array([start, start + size + 100]), np.array([10, step - size - 100]), PAGE)
+        join_ranges(
+            np.array([start, start + size + 100]), np.array([10, step - size - 100]), END, PAGE
+        )
         for start in range(0, END, step)
     ]
     return [FileReads(plan.size, [(source, plan.runs)]) for plan in joined]
@@ -348,6 +350,6 @@ class TestFileSource:
             source.checked_path()
 
     def test_runs(self, source):
-        joined = source.join(np.array([5000]), np.array([10**9]), PAGE)
-        assert joined.runs == [Run(4096, 0, END - 4096)]
+        joined = source.join(np.array([5000]), np.array([10**9]))
+        assert joined.runs == [Run(5000, 0, END - 5000)]
         assert joined.lengths.tolist() == [END - 5000]

@@ -13,7 +13,7 @@ from PIL import Image
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES, TileFormat
-from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, SCALED, SEGMENT
+from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, SCALED
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.average import resample_area, source_span
 from napari_wsigpu.slide import runtime
@@ -346,48 +346,6 @@ def raw_level(channels, planes, dtype, byte_order, tile):
     level = level_of(channels, planes=planes, tile=tile, **given)
     object.__setattr__(level.encoding, "byte_order", byte_order)
     return level
-
-
-@pytest.mark.parametrize("byte_order", ["<", ">"])
-@pytest.mark.parametrize("dtype", [*TYPES, "int16", "float64"])
-@pytest.mark.parametrize(("channels", "planes"), [(1, 1), (3, 1), (3, 3), (4, 2)])
-def test_raw_segments_become_tiles(device, stream, channels, planes, dtype, byte_order):
-    """In any byte order, interleaved or separate planes, cropped at the edges, or missing."""
-    rng = np.random.default_rng(planes)
-    samples, background = channels // planes, 55
-    for tile in ((5, 7), (30, 100)):
-        level = raw_level(channels, planes, dtype, byte_order, tile)
-        tiles = [(tile[0], tile[1]), (tile[0] - 2, tile[1] - 3), (tile[0] - 1, tile[1]), (1, 1)]
-        blank = np.full((*tile, channels), UNTOUCHED, dtype)
-        expected, parts, rows = [], [], []
-        for number, (high, wide) in enumerate(tiles):
-            pixels = blank.copy()
-            for plane in range(planes):
-                stored = samples_of(rng, (high, wide, samples), dtype)
-                missing = rng.random() < 0.3
-                parts.append(stored.astype(stored.dtype.newbyteorder(byte_order)))
-                rows.append((missing, number, high, wide, plane * samples))
-                channel = slice(plane * samples, (plane + 1) * samples)
-                pixels[:high, :wide, channel] = background if missing else stored
-            expected.append(pixels)
-        memory = Memory(device, stream, parts)
-        targets = Memory(device, stream, [blank] * len(tiles))
-        table = np.zeros(len(rows), SEGMENT)
-        for row, source, (missing, number, *rest) in zip(
-            table, memory.addresses, rows, strict=True
-        ):
-            values = 0 if missing else source, targets.addresses[number], *rest
-            for name, value in zip(SEGMENT.names, values, strict=True):
-                row[name] = value
-        device.scatter_segments(table, level, background, stream)
-        for number, pixels in enumerate(expected):
-            found = targets.get(number, pixels.shape, dtype)
-            np.testing.assert_array_equal(found, pixels)
-
-
-def test_no_segments_are_nothing(device, stream):
-    level = raw_level(3, 1, "uint8", "<", (5, 7))
-    device.scatter_segments(np.zeros(0, SEGMENT), level, 0, stream)
 
 
 # Averages

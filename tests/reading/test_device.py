@@ -264,7 +264,7 @@ class TestPixels:
     def test_others_by_the_cpu_for_the_device(self, files, host_gpu, kind):
         with open_slide(files[kind][0], device="cuda") as slide:
             whole(slide)
-            assert decoded(slide) == {"cpu": TILES, "nvimagecodec": 0}
+            assert decoded(slide)["cpu"] == TILES
 
     @pytest.mark.parametrize("far", [2**40, -(2**40), 2**70, -(2**70)])
     def test_far_away_there_is_background(self, jpeg, far):

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.raw import is_raw
 from napari_wsigpu.gpu.device.interfaces import TileFormat
 from napari_wsigpu.gpu.device.kernel_tables import PASTE
 from napari_wsigpu.gpu.device.switching import prompt_switching
-from napari_wsigpu.gpu.transfer.raw_reader import RawReader
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
-from napari_wsigpu.storage.file_source import FileSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,10 +37,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-NO_LIMIT = 1 << 60
 LIMITS = Limits(1024, None, 256 << 20, 2)
-# `RawReader` splits raw tiles into batches itself, and reads one while it copies another.
-RAW_LIMITS = Limits(NO_LIMIT, None, NO_LIMIT, 1)
 
 
 @dataclass
@@ -116,11 +110,6 @@ class DeviceBackend:
         self.device = decoder.worker.device
         self._worker = decoder.worker
         self._timed = timed
-        self._raw: RawReader | None = None
-        if isinstance(parts.source, FileSource):
-            count = parts.log.count
-            loader = self._worker.loader
-            self._raw = RawReader(loader, parts.source, lambda size: count(bytes_read=size))
         self._distrusted = False
         self._released = False
 
@@ -290,7 +279,7 @@ class DeviceBackend:
 
     def limits(self, number: int) -> Limits:
         """Return the limits of batches of an image."""
-        return RAW_LIMITS if self._reads_raw(self.parts.images[number]) else LIMITS
+        return LIMITS
 
     def resolve(self, plan: ReadPlan, options: ReadOptions) -> ReadOptions:
         """Return the options unchanged: on devices, ``keep="recurring"`` caches all tiles."""
@@ -314,9 +303,6 @@ class DeviceBackend:
         MemoryError
             If there is no device memory for any tile.
         """
-        if self._reads_raw(batch.image):
-            failures = self._read_raw(batch)
-            return Decoding(len(batch.tiles), lambda: failures, lambda: None)
         image = batch.image
         reserved = self.tiles.reserve(tile_format(image), image.tile_bytes, len(batch.tiles))
         batch = batch.part(slice(len(reserved.indices)))
@@ -445,28 +431,6 @@ class DeviceBackend:
         else:
             colors = table.background(background, image.channels).tolist()
             fill_channels(self.device, canvas.pixels, colors, canvas.stream)
-
-    def _reads_raw(self, image: LevelLayout) -> bool:
-        """Return whether an image's tiles are read raw from a local file, without the cache."""
-        return self._raw is not None and is_raw(image)
-
-    def _read_raw(self, batch: Batch[DeviceCanvas]) -> dict[int, str]:
-        """Read and paste uncompressed tiles; return why tiles failed, by index."""
-        assert self._raw is not None
-        image, plan, canvas = batch.image, batch.plan, batch.canvas
-        addresses = np.zeros(len(plan.tiles), np.int64)
-        failures: dict[int, str] = {}
-        background = self.parts.layout.background
-        for part in self._raw.read(image, batch.places, background, canvas.stream):
-            tiles = batch.tiles[part.first + np.flatnonzero(part.addresses)]
-            addresses[tiles] = part.addresses[part.addresses > 0]
-            self._paste(plan, plan.pastes_of(tiles), addresses, canvas)
-            for index, reason in part.failures.items():
-                failures[int(batch.tiles[part.first + index])] = reason
-        decoded = len(batch.tiles) - len(failures)
-        self.parts.log.count_decoded(raw=decoded)
-        self.parts.log.count(bytes_decoded=decoded * image.tile_bytes)
-        return failures
 
     def _paste(
         self, plan: ReadPlan, pastes: Pastes, addresses: Integers, canvas: DeviceCanvas

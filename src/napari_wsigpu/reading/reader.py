@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
@@ -301,27 +302,45 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        backend = self.backend(device)
+        backend, image = self.backend(device), self._images[number]
         options = self._effective(options)
         _check_size(regions)
-        plans = plan_regions(number, self._images, regions)
-        pixels = backend.read(
-            number,
-            plans,
-            regions.offsets,
-            options,
-            to_host=False,
-            share=self.offload.share_on(self._images[number].stored[0]),
-            out=out,
-            stream=stream,
-        )
-        samples = () if options.channel is not None else (self._images[number].channels,)
+        samples = () if options.channel is not None else (image.channels,)
         shape = len(regions), *regions.shapes[0], *samples
+        pixels: AnyArray | None = None
+        if not isinstance(recipe_for(image.stored[0]), str):
+            plans = plan_regions(number, self._images, regions)
+            pixels = backend.read(
+                number,
+                plans,
+                regions.offsets,
+                options,
+                to_host=False,
+                share=self.offload.share_on(image.stored[0]),
+                out=out,
+                stream=stream,
+            )
         if pixels is None:
             target = None if out is None else out.reshape(shape)
-            return backend.send(self.read(number, regions, options), target, stream)
+            host = self._read_staged(number, regions, backend, shape, options)
+            return backend.send(host, target, stream)
         self._drop_done(plans, options)
         return pixels.reshape(shape)
+
+    def _read_staged(
+        self,
+        number: int,
+        regions: Regions,
+        backend: DeviceBackend,
+        shape: tuple[int, ...],
+        options: ReadOptions,
+    ) -> Array:
+        """Read regions to host memory that a device copies at full speed."""
+        try:
+            staging = backend.device.staging(shape, self._images[number].dtype)
+        except (MemoryError, ValueError):
+            raise _too_large(regions) from None
+        return self.read(number, regions, options, staging)
 
     def release(self) -> None:
         """Release threads, buffers and tiles; the next read acquires them again."""

@@ -858,14 +858,15 @@ class Slide:
                 raise RegionError("Composites are RGB pixels on the CPU; omit device and color.")
             return plane._read_composite(location, size, level, mpp, composite)
         if device != "cpu" or mpp is not None or color != "stored":
-            options = ReadOptions(table=plane._profile.table(color))
+            keep: Keep = "all" if device == "cpu" else "recurring"
+            options = ReadOptions(keep=keep, table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
         if out is not None or stream is not None:
             raise RegionError(ONLY_ON_DEVICE)
-        pixels, keep = plane._read_small(location, size, level)
-        if keep is None:
+        pixels, wanted = plane._read_small(location, size, level)
+        if wanted is None:
             return pixels
-        return plane._read_planned(location, size, level, options=ReadOptions(keep=keep))
+        return plane._read_planned(location, size, level, options=ReadOptions(keep=wanted))
 
     def read_rgba(self, location: Pair, size: Pair, level: int = 0) -> NDArray[np.uint8]:
         """Read a rectangle of a gray, RGB or RGBA slide with 8 bits per sample as RGBA pixels.

@@ -220,9 +220,9 @@ class FileSource:
         """Return one function per (offset, length), which reads it; see `FillingSource.fills`."""
         return [partial(self._fill, offset, length) for offset, length in ranges]
 
-    def join(self, offsets: Integers, lengths: Integers, page: int = 1) -> JoinedRanges:
+    def join(self, offsets: Integers, lengths: Integers) -> JoinedRanges:
         """Plan to read many ranges into one buffer; see `join_ranges`."""
-        return join_ranges(offsets, lengths, self._size, page)
+        return join_ranges(offsets, lengths, self._size)
 
     def checked_path(self) -> str:
         """Return the path, for libraries that open the file themselves; raise as `read` does."""

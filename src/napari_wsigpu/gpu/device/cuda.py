@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.gpu.device.compiled_kernels import CompiledKernels
 from napari_wsigpu.gpu.device.driver import import_cuda
 from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES
@@ -43,8 +41,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device.interfaces import Event, Stream, TileFormat
     from napari_wsigpu.gpu.jpeg.nvimagecodec_library import LibraryDecoder
-    from napari_wsigpu.model.arrays import Array, DeviceArray, Integers
-    from napari_wsigpu.model.layout import LevelLayout
+    from napari_wsigpu.model.arrays import Array, DeviceArray, DType, Integers
 
 # Threads in a block, for all kernels in kernels.cu.
 THREADS = 256
@@ -60,7 +57,6 @@ KERNELS = (
     "paste",
     "paste_colors",
     "paste_scaled",
-    "scatter_segments",
     "ycbcr_to_rgb",
     "merge_planes",
     *(f"average_area_{dtype}" for dtype in AVERAGED_TYPES),
@@ -253,9 +249,9 @@ class CudaDevice:
         """Return whether `pixels` is a CuPy array on this device."""
         return isinstance(pixels, self._cupy.ndarray) and pixels.device.id == self.index
 
-    def staging(self, count: int, size: int) -> Array:
-        """Return host memory of shape (count, size) in bytes; page-locked within the budget."""
-        return self.pinned.empty((count, size), np.dtype(np.uint8))
+    def staging(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return uninitialized host memory; page-locked within the budget."""
+        return self.pinned.empty(shape, dtype)
 
     # Copies and fills
 
@@ -504,32 +500,6 @@ class CudaDevice:
         table = self.table(parts, stream)
         lookup = np.uint64(0) if colors is None else colors
         self._launch("paste_scaled", grid, (table, *map(np.int32, sizes), lookup, pixels), stream)
-
-    def scatter_segments(
-        self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
-    ) -> None:
-        """Copy the samples of raw segments to their positions in tiles.
-
-        Parameters
-        ----------
-        segments : ndarray of `gpu.device.kernel_tables.SEGMENT`
-            Source and target of each segment.
-        level : LevelLayout
-            Level that the segments belong to.
-        background : int or float
-            Sample value for segments that the file does not contain.
-        stream : Stream
-            Stream to which the work is submitted.
-        """
-        if not len(segments):
-            return
-        grid, samples = level.grid, level.encoding.samples
-        sizes = grid.tile_width, samples, level.channels, level.dtype.itemsize, is_swapped(level)
-        blank = int.from_bytes(np.array(background, level.dtype).tobytes(), sys.byteorder)
-        across = -(-grid.tile_width * samples // THREADS)
-        blocks = len(segments), _row_blocks(grid.tile_height), across
-        arguments = (self.table(segments, stream), *map(np.int32, sizes), np.uint64(blank))
-        self._launch("scatter_segments", blocks, arguments, stream)
 
     def average_area(
         self,

@@ -18,10 +18,6 @@ def row_type(columns: str) -> np.dtype[np.void]:
 # next; height, width: size of the part in pixels.
 PASTE = row_type("u8 source, i8 target, i8 pitch, i4 height, i4 width")
 
-# A segment of a raw tile. source: address of its samples, 0 if the file has none; target: address
-# of the tile; rows, pixels: its height and width; channel: the first channel that it contains.
-SEGMENT = row_type("u8 source, u8 target, i4 rows, i4 pixels, i8 channel")
-
 # A JPEG tile. target: address of its pixels; planes: addresses of its decoded components; strip:
 # address of the first row below the last tile of a stack, 0 for other tiles; scan, length: its
 # entropy-coded bytes in page-locked memory, and their number, 0 if it is alone in its code stream;
@@ -40,7 +36,7 @@ SCALED = row_type(
     "f8 left, f8 down, f8 across"
 )
 
-TABLES = {"Paste": PASTE, "Scaled": SCALED, "Segment": SEGMENT, "JpegTile": JPEG_TILE}
+TABLES = {"Paste": PASTE, "Scaled": SCALED, "JpegTile": JPEG_TILE}
 C_TYPES = {
     "<u8": "unsigned long long",
     "<i8": "long long",

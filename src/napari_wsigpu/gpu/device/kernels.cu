@@ -1,5 +1,5 @@
 // Kernels that copy, scale and assemble tiles. `device/kernel_tables.py` declares the structures
-// Paste, Scaled, Segment and JpegTile, and puts their definitions before this text. Sizes are in
+// Paste, Scaled and JpegTile, and puts their definitions before this text. Sizes are in
 // pixels or samples unless they are called bytes.
 
 // Load 16 bytes from any address with aligned loads only. Each word that is read contains at least
@@ -120,26 +120,6 @@ extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int
         }
         unsigned char *to = out + index * (channel < 0 ? 4 : size);
         for (int k = 0; k < (channel < 0 ? 4 : size); ++k) to[k] = found[k];
-    }
-}
-
-// Copy samples of raw segments to tiles, in the byte order of this machine. blockIdx.x is the
-// segment; a thread copies samples of one column. size: bytes of a sample; swapped: whether the
-// file has the other byte order; blank: bytes of each sample that the file does not contain.
-extern "C" __global__ void scatter_segments(const Segment *segments, int tile_width, int samples,
-                                   int channels, int size, int swapped,
-                                   unsigned long long blank) {
-    const Segment segment = segments[blockIdx.x];
-    const int i = blockIdx.z * blockDim.x + threadIdx.x;
-    if (i >= segment.pixels * samples) return;
-    const long long index = (long long)channels * (i / samples) + segment.channel + i % samples;
-    for (int row = blockIdx.y; row < segment.rows; row += gridDim.y) {
-        const unsigned char *from = (const unsigned char *)segment.source +
-                                    size * ((size_t)row * segment.pixels * samples + i);
-        unsigned char *to = (unsigned char *)segment.target +
-                            size * ((size_t)row * tile_width * channels + index);
-        for (int k = 0; k < size; ++k)
-            to[k] = segment.source ? from[swapped ? size - 1 - k : k] : blank >> 8 * k;
     }
 }
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from napari_wsigpu.codecs.cpu import HostSlots
 from napari_wsigpu.model.errors import DeviceError, device_error
 
@@ -264,7 +266,7 @@ class _CpuPart:
     ) -> None:
         self.indices = indices
         size = batch.level.tile_bytes
-        self.memory = decoder.worker.device.staging(len(indices), size)
+        self.memory = decoder.worker.device.staging((len(indices), size), np.dtype(np.uint8))
         self._level = batch.level
         self._slots = HostSlots(list(self.memory))
         part = batch.part(indices)

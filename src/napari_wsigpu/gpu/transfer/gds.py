@@ -170,7 +170,7 @@ class _Buffers:
     def __init__(self, device: CudaDevice, size: int) -> None:
         self._device = device
         self._both: list[tuple[Array, Stream]] = [
-            (device.staging(1, size)[0], device.new_stream()) for _ in range(2)
+            (device.staging((size,), np.dtype(np.uint8)), device.new_stream()) for _ in range(2)
         ]
 
     def follow(self, stream: Stream) -> None:

@@ -1,3 +1,5 @@
+"""Uncompressed tiles on a device: the host reads them to page-locked memory, which is uploaded."""
+
 import threading
 
 import imagecodecs
@@ -7,7 +9,6 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.gpu.transfer import gds, raw_reader
 from napari_wsigpu.model.errors import RegionError, SlideChangedError, TileError
 from tests.test_display_color import PROFILE, in_srgb, with_profile
 from tests.writers import slides, tiffbytes
@@ -61,14 +62,6 @@ def read(slide, place=(0, 0), size=(WIDTH, HEIGHT), **options):
     return slide.read_region(place, size, device="cuda", **options)
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Several batches of several ranges each."""
-    monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-    monkeypatch.setattr(gds, "LARGEST_READ", 5000)
-    monkeypatch.setattr(gds, "SMALLEST_READ", 100)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_match_the_file(tmp_path, host_gpu, kind):
     path, pixels = write(tmp_path / "slide.tif", **KINDS[kind])
@@ -82,14 +75,7 @@ def test_pixels_match_the_file(tmp_path, host_gpu, kind):
     with open_slide(path, device="cuda") as slide:
         for window, region in zip(WINDOWS, expected, strict=True):
             np.testing.assert_array_equal(read(slide, *window), region)
-        stats = slide.stats()
-    assert stats["decoded"]["raw"] > 0
-    assert stats["decoded"]["cpu"] == stats["cache_hits"] == stats["failed"] == 0
-    assert stats["bytes_read"] == stats["bytes_decoded"] or KINDS[kind].keys() & {
-        "missing",
-        "cut_edges",
-        "tile",
-    }
+        assert slide.stats()["failed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -107,8 +93,6 @@ def test_cpu_decodes_compressed_tiles(tmp_path, host_gpu, options):
     path, pixels = write(tmp_path / "slide.tif", **options)
     with open_slide(path, device="cuda") as slide:
         np.testing.assert_array_equal(read(slide), pixels)
-        assert slide.stats()["decoded"]["cpu"] == 25
-        assert "raw" not in slide.stats()["decoded"]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4607, 1000])
@@ -164,39 +148,6 @@ def test_read_into_the_callers_array_and_stream(tmp_path, host_gpu):
     assert host_gpu.given_stream == 7
 
 
-def test_the_cpu_reads_the_host_s_pixels(tmp_path, host_gpu):
-    path, pixels = write(tmp_path / "slide.tif")
-    with open_slide(path, device="cuda") as slide:
-        np.testing.assert_array_equal(slide.levels[0][...], pixels)
-        assert "raw" not in slide.stats()["decoded"]
-
-
-class Scarce:
-    """Arrays of a device with little memory."""
-
-    def __init__(self, device, most):
-        self.empty, self.most, self.sizes = device.empty, most, []
-        device.empty = self
-
-    def __call__(self, shape, dtype):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        self.sizes.append(size)
-        if len(shape) == 1 and size > self.most:
-            raise MemoryError
-        return self.empty(shape, dtype)
-
-
-@pytest.mark.parametrize(("most", "fits"), [(30_000, True), (13_000, True), (100, False)])
-def test_little_memory(tmp_path, host_gpu, monkeypatch, most, fits):
-    monkeypatch.setattr(raw_reader, "BATCH_BYTES", 1 << 30)
-    path, pixels = write(tmp_path / "slide.tif")
-    scarce = Scarce(host_gpu, most)
-    with open_slide(path, device="cuda") as slide:
-        np.testing.assert_array_equal(read(slide), pixels)
-        assert (slide.stats()["decoded"]["cpu"] == 0) == fits
-    assert max(scarce.sizes) > most
-
-
 def test_no_memory_for_the_region(tmp_path, host_gpu):
     path, _ = write(tmp_path / "slide.tif")
     with open_slide(path, device="cuda") as slide, pytest.raises(RegionError, match="memory"):
@@ -206,7 +157,7 @@ def test_no_memory_for_the_region(tmp_path, host_gpu):
 def test_file_that_changes(tmp_path, host_gpu):
     path, _ = write(tmp_path / "slide.tif")
     with open_slide(path, device="cuda") as slide:
-        read(slide)
+        read(slide, (0, 0), (9, 9))
         path.write_bytes(path.read_bytes() + b"more")
         with pytest.raises(SlideChangedError):
             read(slide)
