@@ -15,8 +15,9 @@ from napari.layers import Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt
+from qtpy.QtGui import QCloseEvent
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QMessageBox
+from qtpy.QtWidgets import QApplication, QMainWindow, QMessageBox
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
@@ -762,24 +763,71 @@ def test_fifty_steps_can_be_undone(viewer, dock, slides):
     assert len(shapes.data) == 6
 
 
-@pytest.mark.parametrize("answered", [QMessageBox.Cancel, QMessageBox.Discard])
-def test_a_window_with_unsaved_annotations_asks(viewer, dock, slides, monkeypatch, answered):
-    asked = []
-    monkeypatch.setattr(QMessageBox, "warning", lambda *args: asked.append(args[2:]) or answered)
-    closed = []  # napari's own question comes after ours
-    for name in ("exec", "exec_"):  # napari 0.9 calls the latter
-        monkeypatch.setattr(ConfirmCloseDialog, name, lambda dialog: closed.append(dialog))
+class _CloseByUser(QCloseEvent):
+    """What the button of a window's frame sends."""
+
+    def spontaneous(self):
+        return True
+
+
+@pytest.fixture
+def closing(viewer, monkeypatch):
+    """Close a window by its menu or its button; return the questions, which `choose` answers."""
     window = viewer.window._qt_window
-    window.close(quit_app=False, confirm_need=True)
-    assert (asked, len(closed)) == ([], 1)
+    closed = []
+    monkeypatch.setattr(QMainWindow, "close", lambda window: closed.append(window) or True)
+
+    def close(*choices, by_button=False):
+        asked, left = [], list(choices)
+
+        def ask(dialog):
+            asked.append(dialog.text() if isinstance(dialog, QMessageBox) else "napari")
+            return left.pop(0)
+
+        for kind in (QMessageBox, ConfirmCloseDialog):
+            for name in ("exec", "exec_"):  # napari 0.9 calls the latter
+                monkeypatch.setattr(kind, name, ask)
+        closed.clear()
+        if by_button:
+            QApplication.sendEvent(window, _CloseByUser())
+            QTest.qWait(50)
+        else:
+            window.close(quit_app=False, confirm_need=True)
+        assert not left
+        return asked, bool(closed)
+
+    return close
+
+
+UNSAVED = "The annotations of 'dark.tif' are not saved."
+
+
+@pytest.mark.parametrize("by_button", [False, True])
+def test_window_with_unsaved_annotations_asks_once(viewer, dock, slides, closing, by_button):
+    path = slide_of(slides[1]).path
+    assert closing(0, by_button=by_button) == (["napari"], False)
     draw(viewer, dock)
-    window.close(quit_app=False, confirm_need=True)
-    text = "The annotations of 'dark.tif' are not saved. Close the window without saving them?"
-    [(said, _, default)] = asked
-    assert (said, default) == (text, QMessageBox.Cancel)  # Enter loses nothing
-    assert len(closed) == (2 if answered == QMessageBox.Discard else 1)
-    # napari's question was declined, so nothing is lost.
-    assert dock.keeper.unsaved() == [slide_of(slides[1]).path]
+    assert closing(QMessageBox.Cancel, by_button=by_button) == ([UNSAVED], False)
+    assert dock.keeper.unsaved() == [path]
+    assert closing(QMessageBox.Discard, by_button=by_button) == ([UNSAVED], True)
+    assert dock.keeper.unsaved() == []
+
+
+def test_closing_window_saves_annotations_of_every_slide(
+    viewer, dock, slides, closing, answer, tmp_path
+):
+    draw(viewer, dock)
+    answer("")
+    assert closing(QMessageBox.Save) == ([UNSAVED], False)  # the dialog was canceled
+    answer(tmp_path / "missing" / "dark.geojson")
+    asked, closed = closing(QMessageBox.Save, QMessageBox.Ok)
+    assert "can't be written" in asked[1]
+    assert not closed
+    viewer.layers.remove(slides[1])  # its annotations are still there
+    answer(tmp_path / "dark.geojson")
+    assert closing(QMessageBox.Save) == ([UNSAVED], True)
+    assert len(read_geojson(tmp_path / "dark.geojson")) == 1
+    assert dock.keeper.unsaved() == []
 
 
 def test_window_with_saved_annotations_closes_without_question(
@@ -969,37 +1017,24 @@ def test_the_first_tool_imports_nothing(tmp_path, display):
     assert imported < 150  # and not the hundreds of pandas, which take seconds
 
 
-def test_a_window_with_unsaved_labels_asks(
-    viewer, dock, slides, monkeypatch, answer, tmp_path, settled
-):
-    asked = []
-    monkeypatch.setattr(
-        QMessageBox, "warning", lambda *args: asked.append(args[2]) or QMessageBox.Cancel
-    )
-    for name in ("exec", "exec_"):
-        monkeypatch.setattr(ConfirmCloseDialog, name, lambda dialog: None)
-
-    def questions():
-        asked.clear()
-        viewer.window._qt_window.close(quit_app=False, confirm_need=True)
-        return asked
-
+def test_window_with_unsaved_labels_asks(viewer, dock, slides, closing, answer, tmp_path, settled):
+    only = "The labels 'Labels' are not saved. Save labels in the Annotate dock."
+    both = only.replace("The", "The annotations of 'dark.tif' and the")
     press(dock.add_labels)
-    assert questions() == []  # nothing is painted
+    assert closing(0) == (["napari"], False)  # nothing is painted
     drag_and_wait(viewer, (0.4, 0.5), (0.6, 0.5))
-    end = "are not saved. Close the window without saving them?"
-    assert questions() == [f"The labels 'Labels' {end}"]
+    assert closing(QMessageBox.Cancel) == ([only], False)
     labels = viewer.layers.selection.active
     draw(viewer, dock)
-    assert questions() == [f"The annotations of 'dark.tif' and the labels 'Labels' {end}"]
+    assert closing(QMessageBox.Cancel) == ([both], False)
     viewer.layers.selection.active = labels
     answer(tmp_path / "painted.zarr")
     press(dock.save_labels)
     settled()
-    assert questions() == [f"The annotations of 'dark.tif' {end}"]
+    assert closing(QMessageBox.Cancel) == ([UNSAVED], False)
     drag_and_wait(viewer, (0.4, 0.6), (0.6, 0.6))
-    assert len(questions()) == 1
-    assert "'Labels'" in asked[0]
+    answer(tmp_path / "dark.geojson")
+    assert closing(QMessageBox.Save, QMessageBox.Cancel) == ([both, only], False)
 
 
 def test_classes_do_not_apply_to_labels(viewer, dock, slides):

@@ -4,7 +4,7 @@ import pytest
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication, QFileDialog, QLineEdit, QMessageBox, QWidget
 
-from napari_wsigpu.widgets.kit.saving import ask_where_to_save
+from napari_wsigpu.viewer.window.saving import ask_where_to_save
 
 FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
 

@@ -299,27 +299,27 @@ def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: b
 # From layers
 
 
-def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
-    """Return the shapes, points and labels layers that hold annotations of a slide.
+def annotation_layers_of(viewer: Viewer, path: str) -> list[Layer]:
+    """Return the shapes, points and labels layers that hold annotations of the slide at `path`.
 
     A layer without a slide in its metadata belongs to the slide if no other one is open.
     """
-    slides = {slide_of(layer) for layer in viewer.layers} - {None}
+    slides = {_path(layer) for layer in viewer.layers} - {""}
     return [
         layer
         for layer in viewer.layers
-        if (layer.metadata.get(SLIDE) == slide.path or (_is_free(layer) and len(slides) == 1))
+        if (layer.metadata.get(SLIDE) == path or (_is_free(layer) and slides == {path}))
         and holds_annotations(layer)
     ]
 
 
 def contents_of(
-    viewer: Viewer, slide: Slide, others: Iterable[Layer] = ()
+    viewer: Viewer, path: str, others: Iterable[Layer] = ()
 ) -> list[tuple[LayerData, ToPixels]]:
-    """Copy the layers with annotations of a slide, and other given layers, for `annotations_in`."""
-    slide_layer = next((each for each in viewer.layers if slide_of(each) is slide), None)
+    """Copy a slide's layers of annotations, and other given layers, for `annotations_in`."""
+    slide_layer = next((each for each in viewer.layers if _path(each) == path), None)
     found = []
-    for layer in dict.fromkeys([*annotation_layers_of(viewer, slide), *others]):
+    for layer in dict.fromkeys([*annotation_layers_of(viewer, path), *others]):
         data = layer.as_layer_data_tuple()
         found.append((data, to_pixels(viewer, data[1], layer.ndim, slide_layer)))
     return found

@@ -16,10 +16,11 @@ from napari.layers import Image, Labels, Points, Shapes
 from napari.utils.events import EventEmitter
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
+from qtpy.QtWidgets import QMessageBox
 
-from napari_wsigpu.annotations import recovery
+from napari_wsigpu.annotations import recovery, write_geojson
 from napari_wsigpu.annotations.rings import areas
-from napari_wsigpu.model.errors import LayerError
+from napari_wsigpu.model.errors import LayerError, SlideError
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     CLASS,
@@ -37,6 +38,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
 from napari_wsigpu.viewer.annotations.undo_history import History
 from napari_wsigpu.viewer.drawing.outlines import OutlineDrawing
+from napari_wsigpu.viewer.layers.slide_layers import stem_of
 from napari_wsigpu.viewer.napari_internals import (
     SHAPES_VISUAL,
     drop_leftovers,
@@ -54,8 +56,9 @@ from napari_wsigpu.viewer.view.arrangement import (
     slides_of,
 )
 from napari_wsigpu.viewer.view.navigation import screen_pixels
-from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
+from napari_wsigpu.viewer.window.main_window import single_shot, soon
 from napari_wsigpu.viewer.window.notifications import show_info
+from napari_wsigpu.viewer.window.saving import GEOJSON, ask_where_to_save, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -77,6 +80,7 @@ KEEP_MS = 5000  # pause after which unsaved annotations are written to a recover
 FAR = 10_000  # pixels of the screen
 # Pixels of the screen: a shorter drag, or an outline that is thinner on average, is an accident.
 LEAST_DRAG, LEAST_WIDTH = 5, 2
+UNSAVED = "Unsaved annotations"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
@@ -120,7 +124,7 @@ class Annotator:
         self._settled = single_shot(self._record, SETTLED_MS)
         self._zoomed = single_shot(self.fit_outlines, ZOOMED_MS)
         self._kept = single_shot(self.keep, KEEP_MS)
-        self._unkept: set[Slide] = set()
+        self._unkept: set[str] = set()
         self._strokes: WeakKeyDictionary[Labels, int] = WeakKeyDictionary()  # since the last save
         # Number of changes to each slide's recovery file, so that an outdated one is not written.
         self._versions: Counter[str] = Counter()
@@ -167,20 +171,31 @@ class Annotator:
         viewer, history = self._viewer(), self.history(slide.path)
         move = history.redo if again else history.undo
         if viewer is not None and move(viewer.layers):
-            self._keep_soon(slide)
+            self._keep_soon(slide.path)
             self.fit_outlines()
+
+    def save(self, path: str, target: str) -> None:
+        """Write the annotations of the slide at `path` to a GeoJSON file.
+
+        Raises
+        ------
+        TargetWriteError
+            If it cannot be written; the annotations are then still unsaved.
+        """
+        write_geojson(target, self.snapshot(path)())
+        self.saved(path)
 
     def saved(self, path: str) -> None:
         """Mark the annotations of the slide at `path` as saved; delete their recovery file."""
         self.history(path).unsaved = False
-        self._unkept = {slide for slide in self._unkept if slide.path != path}
+        self._unkept.discard(path)
         self._versions[path] += 1
         recovery.discard(path)
 
     def restored(self, slide: Slide, copies: Sequence[Path]) -> None:
         """Mark a slide's annotations as unsaved, and replace the copies they were read from."""
         self.history(slide.path).unsaved = True
-        self._write_copy(slide, copies)
+        self._write_copy(slide.path, copies)
 
     def unsaved(self) -> list[str]:
         """Return the paths of the slides with unsaved annotations."""
@@ -204,26 +219,24 @@ class Annotator:
 
     def annotations(self, slide: Slide, others: Sequence[Layer] = ()) -> list[Annotation]:
         """Return the annotations of a slide and of other given layers."""
-        return self.snapshot(slide, others)()
+        return self.snapshot(slide.path, others)()
 
-    def snapshot(
-        self, slide: Slide, others: Sequence[Layer] = ()
-    ) -> Callable[[], list[Annotation]]:
+    def snapshot(self, path: str, others: Sequence[Layer] = ()) -> Callable[[], list[Annotation]]:
         """Copy what `annotations` converts, which another thread may do by calling the result."""
         viewer = self._viewer()
-        contents = [] if viewer is None else contents_of(viewer, slide, others)
+        contents = [] if viewer is None else contents_of(viewer, path, others)
         return partial(annotations_in, contents)
 
     def keep(self) -> None:
         """Write unsaved annotations to a recovery file, in another thread."""
-        for slide in self._unkept:
-            self._write_copy(slide)
+        for path in self._unkept:
+            self._write_copy(path)
         self._unkept.clear()
 
-    def _write_copy(self, slide: Slide, replaced: Sequence[Path] = ()) -> None:
+    def _write_copy(self, path: str, replaced: Sequence[Path] = ()) -> None:
         """Write a slide's recovery file in another thread, then delete the copies it replaces."""
         # Converting many annotations takes seconds, so only their content is copied here.
-        convert, path = self.snapshot(slide), slide.path
+        convert = self.snapshot(path)
         self._versions[path] += 1
         version = self._versions[path]
 
@@ -341,18 +354,17 @@ class Annotator:
         for layer in touched:
             if isinstance(layer, Shapes):
                 drop_leftovers(layer)
+        shown = {slide.path for slide in slides_of(viewer)}
         for path in dict.fromkeys(layer.metadata[SLIDE] for layer in touched):
             changed = [layer for layer in touched if layer.metadata[SLIDE] == path]
             history = self.history(path)
-            if history.record(changed, viewer.layers) and history.unsaved:
-                for slide in slides_of(viewer):
-                    if slide.path == path:
-                        self._keep_soon(slide)
+            if history.record(changed, viewer.layers) and history.unsaved and path in shown:
+                self._keep_soon(path)
         if touched:
             self.recorded()
 
-    def _keep_soon(self, slide: Slide) -> None:
-        self._unkept.add(slide)
+    def _keep_soon(self, path: str) -> None:
+        self._unkept.add(path)
         self._kept.start()
 
 
@@ -362,37 +374,64 @@ class _Guard(QObject):  # type: ignore[misc]
     def __init__(self, window: QMainWindow, owner: Annotator) -> None:
         super().__init__(window)
         self._owner = owner
-        self._discarded: list[str] = []  # their annotations are lost if the window closes
         window.installEventFilter(self)
         close = window.close
 
-        def closed_by_menu(quit_app: bool = False, confirm_need: bool = False) -> bool | None:
-            return None if confirm_need and self._stays(window) else close(quit_app, confirm_need)
+        def close_by_menu(quit_app: bool = False, confirm_need: bool = False) -> bool | None:
+            if confirm_need and self._unsaved:
+                return self._ask(window, quit_app=quit_app)
+            closed: bool | None = close(quit_app, confirm_need)
+            return closed
 
-        window.close = closed_by_menu
+        window.close = close_by_menu
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Keep the window open if the user chooses to."""
-        if event.type() == QEvent.Close and event.spontaneous() and self._stays(watched):
+        """Ask first; if the user leaves, close the window later, without napari's question."""
+        asks = bool(event.type() == QEvent.Close and event.spontaneous() and self._unsaved)
+        if asks:
             event.ignore()
-            return True
-        if event.type() == QEvent.Hide and not event.spontaneous():
-            # The window has closed. Until this event, napari's own question might have kept it
-            # open.
-            for path in self._discarded:
-                self._owner.saved(path)
-            self._discarded = []
-        return False
+            soon(watched, partial(self._ask, watched))
+        return asks
 
-    def _stays(self, window: QMainWindow) -> bool:
-        paths, labels = self._owner.unsaved(), self._owner.unsaved_labels()
-        leaves = not (paths or labels) or ask_to_leave(window, paths, labels)
-        self._discarded = paths if leaves else []
-        return not leaves
+    @property
+    def _unsaved(self) -> bool:
+        return bool(self._owner.unsaved() or self._owner.unsaved_labels())
+
+    def _ask(self, window: QMainWindow, *, quit_app: bool = False) -> bool:
+        """Ask until everything is saved or the user chooses; return whether the window closed."""
+        while self._unsaved:
+            paths = self._owner.unsaved()
+            answer = ask_to_leave(window, paths, self._owner.unsaved_labels())
+            if answer == QMessageBox.Discard:
+                break
+            if answer != QMessageBox.Save or not all(self._save(window, path) for path in paths):
+                return False
+        discarded = self._owner.unsaved()
+        # Without its own question, which would be the second one.
+        closed = bool(window.close(quit_app, False))
+        for path in discarded if closed else ():
+            self._owner.saved(path)
+        return closed
+
+    def _save(self, window: QMainWindow, path: str) -> bool:
+        """Ask where to save the annotations of the slide at `path`; return whether they are."""
+        name = file_name(path)
+        start = start_folder(None, path) / f"{stem_of(path)}.geojson"
+        target = ask_where_to_save(window, f"Save annotations of {name}", start, GEOJSON)
+        if not target:
+            return False
+        try:
+            self._owner.save(path, target)
+        except SlideError as error:
+            _answer(QMessageBox(QMessageBox.Warning, UNSAVED, str(error), QMessageBox.Ok, window))
+            return False
+        return True
 
 
-def ask_to_leave(window: QMainWindow, paths: Sequence[str], labels: Sequence[str]) -> bool:
-    """Ask whether to close a window without saving annotations and labels; return the answer.
+def ask_to_leave(
+    window: QMainWindow, paths: Sequence[str], labels: Sequence[str]
+) -> QMessageBox.StandardButton:
+    """Ask what to do with unsaved annotations and labels when a window closes; return the answer.
 
     Parameters
     ----------
@@ -401,7 +440,7 @@ def ask_to_leave(window: QMainWindow, paths: Sequence[str], labels: Sequence[str
     paths : sequence of str
         Paths of the slides whose annotations are not saved.
     labels : sequence of str
-        Names of the labels layers that are not saved.
+        Names of the labels layers that are not saved, which the question does not offer to save.
     """
     parts = []
     if paths:
@@ -410,8 +449,21 @@ def ask_to_leave(window: QMainWindow, paths: Sequence[str], labels: Sequence[str
     if labels:
         parts.append(f"the labels {_listed(labels, 'more')}")
     unsaved = " and ".join(parts)
-    text = f"T{unsaved[1:]} are not saved. Close the window without saving them?"
-    return may_discard(window, "Unsaved annotations", text)
+    text = f"T{unsaved[1:]} are not saved."
+    if labels:
+        text += " Save labels in the Annotate dock."
+    buttons = QMessageBox.Discard | QMessageBox.Cancel
+    box = QMessageBox(QMessageBox.Warning, UNSAVED, text, buttons, window)
+    box.setDefaultButton(QMessageBox.Cancel)  # Enter loses nothing
+    if paths:
+        box.addButton(QMessageBox.Save).setText("Save…")
+    return _answer(box)
+
+
+def _answer(box: QMessageBox) -> QMessageBox.StandardButton:
+    answer = box.exec()
+    box.deleteLater()  # otherwise it would live as long as the window
+    return answer
 
 
 def _listed(names: Sequence[str], others: str) -> str:
@@ -486,7 +538,7 @@ def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
     """Activate a slide and one of its layers with the tool and the class of another layer."""
     kind = Points if isinstance(source, Points) else Shapes
     slide_layer = layers_of(viewer, slide)[-1]
-    own = annotation_layers_of(viewer, slide)
+    own = annotation_layers_of(viewer, slide.path)
     target = layer_to_draw_in(own, kind)
     if target is None:
         target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)

@@ -81,7 +81,7 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
         else:
             new = _read(name, kind, slide)
             if viewer is not None and slide is not None:
-                new, skipped = without_known(new, annotations_in(contents_of(viewer, slide)))
+                new, skipped = without_known(new, annotations_in(contents_of(viewer, slide.path)))
                 if skipped:
                     are = "object is" if skipped == 1 else "objects are"
                     file = Path(name).name

@@ -123,8 +123,13 @@ def channel_layers(slide: Slide, numbers: Iterable[int], *, private: bool) -> li
 
 def slide_name(slide: Slide) -> str:
     """Return the name of a slide's layers: its file name without the suffix."""
+    return stem_of(slide.path)
+
+
+def stem_of(path: str) -> str:
+    """Return the file name of the slide at `path` without the suffix."""
     # A suffix has a letter; the last part of a DICOM UID does not.
-    return re.sub(r"(?i)(\.ome)?\.\w*[a-z]\w*$", "", file_name(slide.path))
+    return re.sub(r"(?i)(\.ome)?\.\w*[a-z]\w*$", "", file_name(path))
 
 
 def slide_of(layer: Layer | None) -> Slide | None:

@@ -44,6 +44,13 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import is_being_drawn
 from napari_wsigpu.viewer.view.navigation import center_on_box
 from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
+from napari_wsigpu.viewer.window.saving import (
+    GEOJSON,
+    ask_for_file,
+    ask_for_folder,
+    ask_where_to_save,
+    start_folder,
+)
 from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
@@ -55,12 +62,6 @@ from napari_wsigpu.widgets.annotations.classes import (
 )
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.kit.parts import Heading, Panel, Text, button, choice, flow, offer, row
-from napari_wsigpu.widgets.kit.saving import (
-    ask_for_file,
-    ask_for_folder,
-    ask_where_to_save,
-    start_folder,
-)
 from napari_wsigpu.widgets.kit.table import Table
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ HINTS = {mode: f"{tip}." for mode, tip in TOOLS.values()}
 PATIENCE_MS = 100
 KEYS = 9  # number of classes with a shortcut, Alt+1 to Alt+9
 SWATCH = 10  # pixels
-GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
 DICOM = "DICOM annotations (*.dcm)"
 ZARR = "OME-Zarr (*.zarr)"
 CSV = "Comma-separated values (*.csv)"
@@ -268,7 +268,7 @@ class Annotations(SlideDock):
     def layers(self, slide: Slide | None = None) -> list[Shapes | Points]:
         """Return the shapes and points layers of a slide, by default the dock's."""
         slide = slide or self.slide
-        found = [] if slide is None else annotation_layers_of(self.viewer, slide)
+        found = [] if slide is None else annotation_layers_of(self.viewer, slide.path)
         return [layer for layer in found if isinstance(layer, Shapes | Points)]
 
     def active_layer(self) -> Shapes | Points | None:
@@ -543,11 +543,11 @@ class Annotations(SlideDock):
         slide = self.slide
         if slide is None:
             return
-        folder = start_folder(self._folder, slide)
+        folder = start_folder(self._folder, slide.path)
         path = ask_for_file(self.native, "Import annotations", folder, GEOJSON)
         if path:
             self._folder, name = Path(path).parent, Path(path).name
-            known = self.keeper.snapshot(slide)
+            known = self.keeper.snapshot(slide.path)
 
             def work() -> tuple[list[Annotation], int]:
                 return without_known(read_geojson(path), known())
@@ -632,7 +632,7 @@ class Annotations(SlideDock):
         layer, slide = self.layer_of_slide(), self.slide
         if layer is None or slide is None:
             return
-        path = ask_for_folder(self.native, "Open labels", start_folder(self._folder, slide))
+        path = ask_for_folder(self.native, "Open labels", start_folder(self._folder, slide.path))
         if not path:
             return
         self._folder = Path(path).parent
@@ -701,7 +701,7 @@ class Annotations(SlideDock):
         slide = self.slide
         if slide is None:
             return ""
-        start = start_folder(self._folder, slide) / f"{slide_name(slide)}{ending}"
+        start = start_folder(self._folder, slide.path) / f"{slide_name(slide)}{ending}"
         path = ask_where_to_save(self.native, title, start, filters)
         if path:
             self._folder = Path(path).parent

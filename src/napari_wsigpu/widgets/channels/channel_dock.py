@@ -28,6 +28,12 @@ from napari_wsigpu.viewer.layers.slide_layers import (
     shown_composite,
     slide_of,
 )
+from napari_wsigpu.viewer.window.saving import (
+    ask_for_file,
+    ask_where_to_save,
+    say_saved,
+    start_folder,
+)
 from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.channels.histogram import Histogram
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
@@ -42,12 +48,6 @@ from napari_wsigpu.widgets.kit.parts import (
     offer,
 )
 from napari_wsigpu.widgets.kit.picture import icon_of
-from napari_wsigpu.widgets.kit.saving import (
-    ask_for_file,
-    ask_where_to_save,
-    say_saved,
-    start_folder,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -333,7 +333,7 @@ class Channels(SlideDock):
         slide, composite, layer = self.slide, self.composite, self.layer
         if slide is None or composite is None or layer is None:
             return
-        folder = start_folder(self._folder, slide)
+        folder = start_folder(self._folder, slide.path)
         path = ask_for_file(self.native, "Open channel groups", folder, STORIES)
         if not path:
             return
@@ -352,7 +352,7 @@ class Channels(SlideDock):
         slide, layer = self.slide, self.layer
         if slide is None or layer is None:
             return
-        start = start_folder(self._folder, slide) / f"{layer.name}.story.json"
+        start = start_folder(self._folder, slide.path) / f"{layer.name}.story.json"
         path = ask_where_to_save(self.native, "Save channel groups", start, STORIES)
         if not path:
             return

@@ -27,6 +27,7 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import open_viewers
 from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.notifications import show_warning
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, start_folder
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.export.export_plan import (
     ENDINGS,
@@ -40,7 +41,6 @@ from napari_wsigpu.widgets.export.export_plan import (
     paths_of,
 )
 from napari_wsigpu.widgets.kit.parts import Form, Panel, Text, button, choice, offer, row
-from napari_wsigpu.widgets.kit.saving import ask_where_to_save, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -330,7 +330,7 @@ class RegionExport(SlideDock):
         answer = ask_where_to_save(
             self.native,
             "Export region",
-            start_folder(self._folder, plan.slide)
+            start_folder(self._folder, plan.slide.path)
             / f"{slide_name(plan.slide)} {which}{endings[0]}",
             f"{plan.kind} ({patterns})",
         )

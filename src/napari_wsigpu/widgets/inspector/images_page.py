@@ -10,9 +10,9 @@ from napari_wsigpu.model.privacy import PRIVATE_IMAGES
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.slide.pictures import read_associated, rgb, save
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, say_saved
 from napari_wsigpu.widgets.kit.parts import PAGE_MARGIN, Hosted, Panel, Scrolled, Text, button, flow
 from napari_wsigpu.widgets.kit.picture import PictureView, to_image
-from napari_wsigpu.widgets.kit.saving import ask_where_to_save, say_saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ from napari_wsigpu.slide.facts import FileReport, file_report, has_many_fields
 from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.notifications import show_info
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, say_saved
 from napari_wsigpu.widgets.kit.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.kit.parts import (
     PAGE_MARGIN,
@@ -28,7 +29,6 @@ from napari_wsigpu.widgets.kit.parts import (
     button,
     row,
 )
-from napari_wsigpu.widgets.kit.saving import ask_where_to_save, say_saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

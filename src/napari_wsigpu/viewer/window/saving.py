@@ -13,7 +13,7 @@ from napari_wsigpu.viewer.window.notifications import show_info
 if TYPE_CHECKING:
     from qtpy.QtWidgets import QWidget
 
-    from napari_wsigpu.slide.slide import Slide
+GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
 
 
 def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:
@@ -77,9 +77,9 @@ def say_saved(path: str, result: object) -> None:
     show_info(f"Saved '{Path(path).name}'.")
 
 
-def start_folder(last: Path | None, slide: Slide) -> Path:
-    """Return the folder of the last file, else of the slide, else the home folder."""
-    folder = last or Path(slide.path).parent
+def start_folder(last: Path | None, slide: str) -> Path:
+    """Return the folder of the last file, else of the slide at a path, else the home folder."""
+    folder = last or Path(slide).parent
     return folder if folder.is_dir() else Path.home()
 
 
