@@ -628,8 +628,8 @@ def test_computed_levels_are_not_decoded(say, tmp_path):
     pages = [ndpi.level(slides.picture(side, side), blocks) for side, blocks in ((256, 2), (64, 0))]
     ndpi.write(path, pages)
     assert say(path)[-2:] == [
-        "  levels 0, 1: JPEG, YCbCr, 3 x uint8: CPU (its tiles are parts of one large JPEG)",
-        "  level 2: JPEG, YCbCr, 3 x uint8: CPU (no NVIDIA driver was found)",
+        "  levels 0, 2: JPEG, YCbCr, 3 x uint8: CPU (no NVIDIA driver was found)",
+        "  level 1: JPEG, YCbCr, 3 x uint8: CPU (the JPEG is decoded at a fraction of its size)",
     ]
 
 
@@ -682,7 +682,8 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
             "JPEG with these colors (cmyk) is decoded on the CPU only",
         ),
         ({"jpeg_color": "auto"}, 1, "JPEG with these colors (auto) is decoded on the CPU only"),
-        ({"jpeg_header": b"header"}, 1, "its tiles are parts of one large JPEG"),
+        ({"jpeg_header": b"header"}, 3, ""),
+        ({"jpeg_scale": 2}, 1, "the JPEG is decoded at a fraction of its size"),
         ({"dtype": "uint16"}, 1, "JPEG of uint16 is decoded on the CPU only"),
         ({}, 3, "its planes are stored separately"),
         ({"compression": 33003, "jpeg_color": "auto"}, 1, ""),

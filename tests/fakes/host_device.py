@@ -254,14 +254,8 @@ class HostDevice:
         across, down = sampling
         small = (-(-tile.height // down), -(-tile.width // across))
         shapes = [(tile.height, tile.width), small, small][: tile.channels]
-        shade = np.arange(tile.width) // 8 % 2
-        for number, row in enumerate(tiles):
-            if row["strip"]:
-                strip = at(int(row["strip"]), (tile.width,), "uint8").astype(int)
-                doubts[number] = (np.abs(strip - row["shades"][shade]) > 3).any()
-            scan = ctypes.string_at(int(row["scan"]), int(row["length"]) + 1)
-            if re.search(rb"\xff[^\0]", scan, re.DOTALL):
-                doubts[number] = True
+        self.check_scans(tiles, tile.width, doubts, stream)
+        for row in tiles:
             planes = zip(row["planes"].tolist(), shapes, strict=False)
             found = [at(*place, "uint8") for place in planes]
             smoothed = [found[0], *(smooth(plane, across, down) for plane in found[1:])]
@@ -269,6 +263,17 @@ class HostDevice:
             pixels[...] = np.stack([plane[: tile.height, : tile.width] for plane in smoothed], -1)
             if to_rgb:
                 to_rgb_in_place(pixels)
+
+    def check_scans(self, scans, width, doubts, stream):
+        shade = np.arange(width) // 8 % 2
+        for number, row in enumerate(scans):
+            if row["strip"]:
+                strip = at(int(row["strip"]), (width,), "uint8").astype(int)
+                if (np.abs(strip - row["shades"][shade]) > 3).any():
+                    doubts[number] = True
+            scan = ctypes.string_at(int(row["scan"]), int(row["length"]) + 1)
+            if re.search(rb"\xff[^\0]", scan, re.DOTALL):
+                doubts[number] = True
 
     def pinned_array(self, count, dtype):
         return np.full(count, 77, dtype)

@@ -148,7 +148,7 @@ class TestRecipe:
             ("2 channels", 2, 1, {"jpeg_color": "auto"}),
             ("uint16", 1, 1, {"jpeg_color": "gray", "dtype": "uint16"}),
             ("stored separately", 3, 3, {"jpeg_color": "gray"}),
-            ("one large JPEG", 3, 1, {"jpeg_header": b"\xff\xd8"}),
+            ("fraction of its size", 3, 1, {"jpeg_header": b"\xff\xd8", "jpeg_scale": 2}),
             ("contradict", 3, 1, {"jpeg_color": "gray"}),
             ("contradict", 1, 1, {"jpeg_color": "ycbcr"}),
             ("5 channels", 5, 1, {"compression": 33005}),

@@ -12,6 +12,7 @@ from PIL import Image
 
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
+from napari_wsigpu.gpu.device import cuda
 from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES, TileFormat
 from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, SCALED
 from napari_wsigpu.model.errors import DeviceError
@@ -479,8 +480,11 @@ def doubts_of(device, stream, plane, scan, length, marks):
     doubts = no_doubts(device, 1)
     doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
+    alone = no_doubts(device, 1)
+    device.check_scans(rows, 16, alone, stream)
     stream.synchronize()
     np.testing.assert_array_equal(memory.get(1, tile[:3], "uint8")[..., 0], plane)
+    assert bool(alone[0]) == bool(doubts[0])
     return bool(doubts[0])
 
 
@@ -542,5 +546,21 @@ def test_strips_are_checked(device, stream):
     doubts = no_doubts(device, 5)
     doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
+    alone = no_doubts(device, 5)
+    device.check_scans(rows, 64, alone, stream)
     stream.synchronize()
     assert doubts.astype(bool).tolist() == [False, True, False, True, False]
+    assert alone.astype(bool).tolist() == doubts.astype(bool).tolist()
+
+
+def test_more_scans_than_a_grid_has_rows(device, stream, monkeypatch):
+    monkeypatch.setattr(cuda, "MOST_BLOCKS", 3)
+    strips = np.full((8, 16), 100, np.uint8)
+    strips[[2, 3, 7]] = 0
+    memory = Memory(device, stream, strips)
+    rows = np.zeros(8, JPEG_TILE)
+    rows["strip"], rows["shades"] = memory.addresses, 100
+    doubts = no_doubts(device, 8)
+    device.check_scans(rows, 16, doubts, stream)
+    stream.synchronize()
+    assert np.flatnonzero(doubts).tolist() == [2, 3, 7]

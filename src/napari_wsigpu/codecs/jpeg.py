@@ -39,6 +39,7 @@ METADATA = {0xFE, *range(0xE1, 0xEE), 0xEF}
 FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
 RESTARTS = range(0xD0, 0xD8)
+RESTART_MARKERS = frozenset(bytes((0xFF, code)) for code in RESTARTS)
 WITHOUT_SEGMENT = {0, 1, *RESTARTS}
 # Fill bytes may precede a marker (B.1.1.2); in a scan, 0xFF 0x00 encodes a byte of data.
 MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
@@ -284,6 +285,14 @@ def strip_metadata(data: bytes) -> bytes:
     cuts = [(start, end) for marker, start, end in segments(data) if marker in METADATA]
     for start, end in reversed(cuts):
         data = data[:start] + data[end:]
+    return data
+
+
+def without_restarts(data: bytes) -> bytes:
+    """Return a header without its restart interval."""
+    for marker, start, end in segments(data):
+        if marker == RESTART_INTERVAL:
+            return without_restarts(data[:start] + data[end:])
     return data
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array, ByteArray
     from napari_wsigpu.model.layout import Encoding, JpegColor
 
-RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
 MAX_HEIGHT = 0xFFFF
 RUNS_OUT = "its JPEG data ends within a row"  # the message in native/core.cpp
 NO_PARTS = np.zeros(0, records.PART)
@@ -171,7 +170,7 @@ def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
 
 def _scan(interval: memoryview) -> memoryview | bytes:
     """Return an interval without the marker at its end."""
-    if bytes(interval[-2:]) in RESTARTS:
+    if bytes(interval[-2:]) in jpeg.RESTART_MARKERS:
         return interval[:-2]
     data = bytes(interval).rstrip(b"\0")
     if not data.endswith(jpeg.END_OF_IMAGE):

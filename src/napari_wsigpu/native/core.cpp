@@ -393,6 +393,7 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
 }
 
 // Copy a JPEG to `target` without its header, and replace its EOI marker (ITU-T T.81, B.1.1.3).
+// Without a header, it is a restart interval, which may end with a restart marker.
 int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* header,
               int64_t header_size, uint8_t* target) {
     if (scan.offset < 0 || scan.length <= header_size + 2 || header_size > LONGEST_HEADER)
@@ -409,7 +410,9 @@ int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* 
                   !fetch(file, memory, target, size, scan.offset + header_size)))
         return UNREAD;
     if (std::memcmp(begin, header, size_t(header_size))) return LEFT_TO_PYTHON;
-    if (target[size - 2] != 0xFF || target[size - 1] != 0xD9) return LEFT_TO_PYTHON;
+    const int code = target[size - 1];
+    const bool ends = code == 0xD9 || (!header_size && code >= 0xD0 && code <= 0xD7);
+    if (target[size - 2] != 0xFF || !ends) return LEFT_TO_PYTHON;
     target[size - 1] = uint8_t(scan.marker);
     return DONE;
 }

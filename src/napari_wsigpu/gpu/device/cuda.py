@@ -574,6 +574,30 @@ class CudaDevice:
         grid = (-(-tile.height * tile.width // THREADS), len(tiles))
         self._launch("merge_planes", grid, arguments, stream)
 
+    def check_scans(
+        self, scans: NDArray[np.void], width: int, doubts: NDArray[np.int32], stream: Stream
+    ) -> None:
+        """Set the flags of scans that may be wrong, as `merge_planes` does, without merging.
+
+        Parameters
+        ----------
+        scans : ndarray of `gpu.device.kernel_tables.JPEG_TILE`
+            Addresses of each scan and its planes.
+        width : int
+            Width of the planes in pixels.
+        doubts : ndarray of int32, shape (scans,)
+            Array from `pinned_array`.
+        stream : Stream
+            Stream to which the work is submitted.
+        """
+        for first in range(0, len(scans), MOST_BLOCKS):
+            part = scans[first : first + MOST_BLOCKS]
+            # No pixel is within a height of 0.
+            size = map(np.int32, (0, width, 0, 0, 0, 0))
+            flags = np.uint64(doubts[first:].ctypes.data)
+            grid = -(-width // THREADS), len(part)
+            self._launch("merge_planes", grid, (self.table(part, stream), *size, flags), stream)
+
     @cached_property
     def _kernels(self) -> Mapping[str, cupy.RawKernel]:
         code = resources.files("napari_wsigpu.gpu.device").joinpath("kernels.cu").read_text("utf-8")

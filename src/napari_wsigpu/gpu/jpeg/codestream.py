@@ -111,8 +111,8 @@ def _recipe(level: LevelLayout) -> Recipe | str:
     )
     if not known:
         return f"{name} is decoded on the CPU only"
-    if encoding.jpeg_header is not None:
-        return "its tiles are parts of one large JPEG"
+    if encoding.jpeg_scale > 1:
+        return "the JPEG is decoded at a fraction of its size"
     if encoding.table is not None:
         return "its pixels are palette indices, or share bytes"
     if encoding.kept_sample is not None:
@@ -123,7 +123,7 @@ def _recipe(level: LevelLayout) -> Recipe | str:
         return _recipe_jpeg2000(level, name)
     if encoding.compression in COMPRESSED:
         return _recipe_compressed(level, name)
-    if level.grid.planes > 1:
+    if level.grid.planes > 1 and encoding.jpeg_header is None:
         return "its planes are stored separately"
     if level.channels not in (1, 3):
         return f"{name} of {level.channels} channels is decoded on the CPU only"

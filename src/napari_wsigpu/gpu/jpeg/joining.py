@@ -3,6 +3,8 @@
 Restart markers between the tiles' scans (ITU-T T.81, E.1.4) reset the decoder's DC predictions, so
 each tile decodes as if it were alone. The code streams follow T.81, annex B: a header with DRI, the
 scans of the tiles, each ended by RSTm with m counting modulo 8, the strip, and EOI.
+
+If a tile consists of restart intervals of a larger JPEG, each interval is a scan.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from napari_wsigpu import native
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, RESTART_MARKERS, RESTARTS
 from napari_wsigpu.native.tables import SCAN
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
 
 
-FIRST_RESTART, RESTARTS = 0xD0, 8
 COPYING_THREADS = 4
 
 
@@ -38,7 +39,7 @@ class Stack(NamedTuple):
     header : bytes
         Header of the stack.
     size : int
-        Number of tiles.
+        Number of scans.
     end : bytes
         Strip and EOI after the last restart marker; empty for a single tile, which ends with EOI.
     marks : tuple of int
@@ -59,9 +60,10 @@ class Joined(NamedTuple):
     stacks : tuple of Stack
         The stacks, one after another.
     header : bytes
-        Header at the start of every tile in its source; it is not copied.
-    scans : ndarray of `native.tables.SCAN`, shape (tiles,)
-        Position of each tile at its source, and of its scan in the buffer.
+        Header at the start of every tile in its source, which is not copied; empty for restart
+        intervals.
+    scans : ndarray of `native.tables.SCAN`, shape (scans,)
+        Position of each tile or interval at its source, and of its scan in the buffer.
     spans : list of (int, int)
         Start and end of each stack in the buffer.
     """
@@ -95,7 +97,8 @@ class Joined(NamedTuple):
         Returns
         -------
         bool
-            False if a tile does not start with the header or does not end with EOI.
+            False if a tile does not start with the header or does not end with EOI, or an interval
+            does not end with a restart marker or EOI.
         """
         # The core refuses headers that are longer than its buffer; Python copies those tiles.
         copied = native.core is not None and native.core.read_scans(
@@ -113,7 +116,9 @@ class Joined(NamedTuple):
         skipped = len(self.header)
         for offset, length, place, marker, _ in self.scans.tolist():
             start, end, past = offset + skipped, offset + length, place + length - skipped
-            if source[offset:start] != self.header or source[end - 2 : end] != END_OF_IMAGE:
+            ending = bytes(source[end - 2 : end])
+            ended = ending == END_OF_IMAGE or (not skipped and ending in RESTART_MARKERS)
+            if source[offset:start] != self.header or not ended:
                 return False
             buffer[place:past] = source[start:end]
             buffer[past - 1] = marker
@@ -146,21 +151,24 @@ class StackedBatch(EncodedBatch):
         background: float,
     ) -> None:
         self.stacked = joined
-        starts = joined.scans["place"][None]
-        lengths = joined.scans["length"][None] - len(joined.header)
+        starts = joined.scans["place"].reshape(len(tiles), -1).T
+        lengths = joined.scans["length"].reshape(len(tiles), -1).T - len(joined.header)
         super().__init__(level, tiles, buffer, starts, lengths, lengths > 0, background)
 
     def part(self, indices: Sequence[int]) -> EncodedBatch:
         """Return some of the tiles as they were stored, in a new buffer."""
-        segments = [self[index].segments[0] or b"" for index in indices]
-        lengths = np.array([[len(segment) for segment in segments]], np.int64)
-        starts = np.cumsum(lengths, axis=1) - lengths
+        segments = [segment or b"" for index in indices for segment in self[index].segments]
+        lengths = np.array([len(segment) for segment in segments], np.int64)
+        starts = np.cumsum(lengths) - lengths
+        starts, lengths = (each.reshape(len(indices), -1).T for each in (starts, lengths))
         chosen, buffer = self.tiles[np.array(indices, np.int64)], b"".join(segments)
         return EncodedBatch(
             self.level, chosen, buffer, starts, lengths, lengths > 0, self._background
         )
 
     def _segment(self, start: int, end: int, present: bool) -> memoryview | None:
+        if not self.stacked.header:
+            return self.view[start:end]
         scan = self.view[start : end - len(END_OF_IMAGE)]
         return memoryview(b"".join((self.stacked.header, scan, END_OF_IMAGE)))
 
@@ -181,9 +189,9 @@ def join(
     stacks : tuple of Stack
         The stacks.
     header : bytes
-        Header at the start of every tile in its source.
-    offsets, lengths : ndarray of int64, shape (tiles,)
-        Position and length of each tile at its source.
+        See `Joined`.
+    offsets, lengths : ndarray of int64, shape (scans,)
+        Position and length of each tile or interval at its source.
     start : int
         Offset of the first stack in the buffer.
     """
@@ -231,5 +239,5 @@ def _frame(stacks: tuple[Stack, ...]) -> _Frame:
     gaps[firsts[1:]] += after[:-1]
     numbers = np.arange(len(gaps)) - np.repeat(firsts, counts)
     single = np.repeat(after == 0, counts)
-    markers = np.where(single, END_OF_IMAGE[1], FIRST_RESTART + numbers % RESTARTS)
+    markers = np.where(single, END_OF_IMAGE[1], RESTARTS[0] + numbers % len(RESTARTS))
     return _Frame(firsts, past - 1, before, after, np.cumsum(gaps), markers.astype(np.int32))

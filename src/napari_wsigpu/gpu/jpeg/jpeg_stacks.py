@@ -66,7 +66,7 @@ class Shape(NamedTuple):
     Attributes
     ----------
     height, width : int
-        Size of a tile in pixels.
+        Size of a scan in pixels: a tile, or a restart interval.
     sampling : tuple of (int, int)
         Luma samples per chroma sample, across and down.
     sample_format, color_spec : str
@@ -89,9 +89,9 @@ class Plan(NamedTuple):
         Size of the block in bytes.
     images : list of (int, ImageFormat)
         Offset and planes of each stack.
-    offsets : ndarray of int64, shape (tiles, 4)
-        Offset of each tile in three planes, which are the same one for gray; then the offset of
-        the strip for the last tile of a stack that has one, else -1.
+    offsets : ndarray of int64, shape (scans, 4)
+        Offset of each scan in three planes, which are the same one for gray; then the offset of
+        the strip for the last scan of a stack that has one, else -1.
     """
 
     size: int
@@ -113,9 +113,12 @@ class JpegStreams:
         How its tiles are decoded.
     """
 
+    # Number of scans in a tile: see `IntervalStreams`.
+    _intervals = 1
+
     def __init__(self, level: LevelLayout, recipe: Recipe) -> None:
         grid = level.grid
-        self._size = (grid.tile_height, grid.tile_width)
+        self._size = (grid.tile_height // self._intervals, grid.tile_width)
         self._channels = level.channels
         self._colors = level.encoding.jpeg_color
         self._recipe = recipe
@@ -164,7 +167,7 @@ class JpegStreams:
         """
         if not isinstance(source, ScanSource):
             return None
-        offsets, lengths = (each[0] for each in level.grid.ranges(*tiles.T))
+        offsets, lengths = (each.T.ravel() for each in level.grid.ranges(*tiles.T))
         joined = self._join_alike(offsets, lengths, worker.device)
         if joined is None:
             return None
@@ -193,7 +196,9 @@ class JpegStreams:
             address = int(work.encoded.ctypes.data)
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._recipe.sample_format, self._recipe.color_spec)
-        return StackedTiles(groups, address, shape, work, to_rgb=self._recipe.convert)
+        return StackedTiles(
+            groups, address, shape, work, intervals=self._intervals, to_rgb=self._recipe.convert
+        )
 
     def _join(
         self, batch: EncodedBatch, count: int, work: Workspace
@@ -233,17 +238,22 @@ class JpegStreams:
             None if there is no common header, a tile is too short for it, or tiles are not joined.
             Nothing would reveal damage in tiles without a strip, so `_by_header` checks them first.
         """
-        header, count = self._common_header, len(lengths)
+        header, count = self._common_header, len(lengths) // self._intervals
         most = self._tiles_per_stack(count, device)
         if not header or not self._joins(header, count, most):
             return None
-        if lengths.min() <= len(header) + len(END_OF_IMAGE):
+        repeated = self._repeated(header)
+        if lengths.min() <= len(repeated) + len(END_OF_IMAGE):
             return None
-        return join(self._stacks(header, count, most), header, offsets, lengths)
+        return join(self._stacks(header, count, most), repeated, offsets, lengths)
+
+    def _repeated(self, header: bytes) -> bytes:
+        """Return the part of a header that stands before each scan in the file."""
+        return header
 
     def _tiles_per_stack(self, count: int, device: CudaDevice) -> int:
         """Return how many of `count` tiles go into each stack to keep all engines busy."""
-        height, width = self._size
+        height, width = self._size[0] * self._intervals, self._size[1]
         most = max(1, MAX_ROWS // height)
         return device.jpeg_engine.tiles_per_image(count, height * width, most)
 
@@ -318,10 +328,9 @@ class JpegStreams:
             return (Stack(self._with_tables(header), 1, b"", NO_MARKS),) * count
         stacking = self._stacking(header)
         end = stacking.strip + END_OF_IMAGE
-        return tuple(
-            Stack(stacking.header(last - first), last - first, end, stacking.marks)
-            for first, last in pairwise(cut(count, min(most, stacking.max_tiles)))
-        )
+        edges = cut(count, min(most, stacking.max_tiles // self._intervals))
+        sizes = [(last - first) * self._intervals for first, last in pairwise(edges)]
+        return tuple(Stack(stacking.header(size), size, end, stacking.marks) for size in sizes)
 
     def _joins(self, header: bytes, count: int, most: int) -> bool:
         """Return whether tiles with this header are joined rather than decoded one by one."""
@@ -341,6 +350,8 @@ class StackedTiles(PreparedBatch):
         Properties that the tiles share.
     work : Workspace
         Owner of the planes and of the flags for doubtful tiles.
+    intervals : int
+        Number of scans in a tile.
     to_rgb : bool
         Whether the tiles are YCbCr and become RGB.
     """
@@ -354,9 +365,11 @@ class StackedTiles(PreparedBatch):
         shape: Shape,
         work: Workspace,
         *,
+        intervals: int,
         to_rgb: bool,
     ) -> None:
         self.work, self._shape, self._to_rgb = work, shape, to_rgb
+        self._intervals = intervals
         self._address, self._joined = address, [joined for joined, _ in groups]
         self._indices = np.concatenate([NOTHING, *(indices for _, indices in groups)])
         stacks = tuple(chain.from_iterable(joined.stacks for joined in self._joined))
@@ -369,7 +382,7 @@ class StackedTiles(PreparedBatch):
         ]
         self._counts = [stack.size for stack in stacks]
         indices = self._indices.tolist()
-        cuts = [0, *accumulate(self._counts)]
+        cuts = [0, *accumulate(count // intervals for count in self._counts)]
         self._groups = [indices[start:end] for start, end in pairwise(cuts)]
         self.groups = list(compress(self._groups, self._accepted))
 
@@ -392,7 +405,7 @@ class StackedTiles(PreparedBatch):
             part["length"] *= joined.scans["length"] - len(joined.header) - len(END_OF_IMAGE)
             offset += len(part)
         table["scan"] += np.uint64(self._address)
-        table["target"] = slots.addresses[self._indices]
+        table["target"] = np.repeat(slots.addresses[self._indices], self._intervals)
         table["planes"] += np.uint64(self.work.planes)
         table["strip"][table["strip"] > 0] += np.uint64(self.work.planes)
         # Rows of the table, and with them the flags, are in the order of the decoded tiles.
@@ -400,16 +413,22 @@ class StackedTiles(PreparedBatch):
             good = np.array(self._accepted)
             good[good] = worked
             table = table[np.repeat(good, self._counts)]
+        if self._intervals > 1:
+            device.check_scans(table, self._shape.width, self.work.doubts, stream)
+            # The planes of a tile start with those of its first interval, and are checked now.
+            table = table[:: self._intervals].copy()
+            table["strip"] = table["length"] = 0
         device.merge_planes(
             table, slots.tile, self._shape.sampling, self.work.doubts, stream, to_rgb=self._to_rgb
         )
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
         """Return all tiles of the stacks in which the kernel has set a flag."""
-        doubts = self.work.doubts[: len(decoded)]
+        doubts = self.work.doubts[: len(decoded) * self._intervals]
         if not doubts.any():
             return []
-        flagged = {decoded[row] for row in np.flatnonzero(doubts).tolist()}
+        rows = np.unique(np.flatnonzero(doubts) // self._intervals)
+        flagged = {decoded[row] for row in rows.tolist()}
         return [index for group in self._groups if not flagged.isdisjoint(group) for index in group]
 
 

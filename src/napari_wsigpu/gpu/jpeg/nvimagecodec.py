@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.gpu.compressed.compressed_tiles import CompressedTiles
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe_for
 from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
+from napari_wsigpu.gpu.jpeg.jpeg_intervals import IntervalStreams
 from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_tiles import Jpeg2000Tiles
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     Preparer = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles | CompressedTiles
 
+NOT_JOINED = "the restart intervals of its JPEG cannot be joined"
 NO_KERNELS = "the kernels for this compression cannot be compiled here"
 
 
@@ -103,6 +105,9 @@ class NvImageCodecDecoder:
         return preparer
 
     def _new_preparer(self, level: LevelLayout, recipe: Recipe) -> Preparer | str:
+        if recipe.kind == "jpeg" and level.encoding.jpeg_header is not None:
+            intervals = IntervalStreams(level, recipe)
+            return intervals if intervals.works else NOT_JOINED
         if recipe.kind == "jpeg":
             return JpegStreams(level, recipe)
         if recipe.kind != "jpeg2000":
