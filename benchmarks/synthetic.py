@@ -7,19 +7,24 @@ Neighbouring tiles don't match, and neither do levels: the slides are for timing
 
 from __future__ import annotations
 
+import io
+import re
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import imagecodecs
 import numpy as np
+import PIL.Image
 import tifffile
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-Codec: TypeAlias = Literal["jpeg", "jpeg2000", "none"]
+Codec: TypeAlias = Literal[
+    "jpeg", "jpeg2000", "none", "deflate", "lzw", "zstd", "packbits", "webp", "lerc", "jpegxl"
+]
 Image: TypeAlias = NDArray[np.uint8]
 
 UNIQUE_TILES = 256
@@ -33,7 +38,22 @@ TAGS: dict[Codec, dict[str, Any]] = {
     "jpeg": {"compression": "jpeg", "photometric": "ycbcr", "subsampling": (2, 2)},
     "jpeg2000": {"compression": "aperio_jp2000_rgb", "photometric": "rgb"},
     "none": {"compression": "none", "photometric": "rgb"},
+    **{
+        codec: {"compression": codec, "photometric": "rgb"}
+        for codec in ("deflate", "lzw", "zstd", "packbits", "webp", "lerc", "jpegxl")
+    },
 }
+LOSSLESS: dict[Codec, Callable[[Image], bytes | bytearray]] = {
+    "none": lambda pixels: pixels.tobytes(),
+    "deflate": lambda pixels: imagecodecs.zlib_encode(pixels.tobytes()),
+    "lzw": lambda pixels: imagecodecs.lzw_encode(pixels.tobytes()),
+    "zstd": lambda pixels: imagecodecs.zstd_encode(pixels.tobytes()),
+    "packbits": lambda pixels: imagecodecs.packbits_encode(pixels.tobytes()),
+    "webp": lambda pixels: imagecodecs.webp_encode(pixels, lossless=True, method=0),
+    "lerc": imagecodecs.lerc_encode,
+    "jpegxl": lambda pixels: imagecodecs.jpegxl_encode(pixels, lossless=True, effort=3),
+}
+INTERVAL = 2048, 8  # pixels of a restart interval, across and down
 
 
 def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Codec = "jpeg") -> None:
@@ -47,8 +67,8 @@ def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Code
         Size of level 0; each further level is 4 times smaller, down to 1024 pixels per side.
     tile : int
         Side of a tile in pixels.
-    codec : {"jpeg", "jpeg2000", "none"}
-        JPEG of quality 75 with 4:2:0 chroma, JPEG 2000 at 34 dB, or uncompressed tiles.
+    codec : str
+        JPEG of quality 75 with 4:2:0 chroma, JPEG 2000 at 34 dB, or a lossless compression.
     """
     rng = np.random.default_rng(0)
     count = -(-width // tile) * -(-height // tile)
@@ -73,6 +93,30 @@ def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Code
             description = f"{name} -> {width}x{height}"
 
 
+def make_large_jpeg(path: Path, side: int) -> None:
+    """Write one large JPEG with restart markers, as the levels of NDPI are."""
+    rng, (wide, high) = np.random.default_rng(0), INTERVAL
+    scans, header = [], b""
+    for rows in tissue(rng, 512, 16):
+        strip = np.concatenate([rows] * (wide // 512), axis=1)
+        file = io.BytesIO()
+        options = {"quality": JPEG_QUALITY, "restart_marker_blocks": wide // 16}
+        PIL.Image.fromarray(strip).save(file, "jpeg", subsampling="4:2:2", **options)
+        data = file.getvalue()
+        start = data.index(b"\xff\xda")
+        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        header = data[:start]
+        scans += re.split(rb"\xff[\xd0-\xd7]", data[start:-2])
+    size = data.index(b"\xff\xc0") + 5
+    header = header[:size] + 2 * side.to_bytes(2, "big") + header[size + 4 :]
+    count = side // wide * (side // high)
+    with path.open("wb") as out:
+        out.write(header)
+        for number, scan in enumerate(shuffled(rng, scans, count)):
+            last = number == count - 1
+            out.write(scan + (b"\xff\xd9" if last else bytes((0xFF, 0xD0 + number % 8))))
+
+
 def tissue(rng: np.random.Generator, tile: int, count: int = UNIQUE_TILES) -> Iterator[Image]:
     """Yield the crops of the sample slide with the most tissue, flipped and with noise."""
     with (
@@ -92,8 +136,8 @@ def tissue(rng: np.random.Generator, tile: int, count: int = UNIQUE_TILES) -> It
 
 def encode(pixels: Image, codec: Codec) -> bytes:
     """Encode one tile as a scanner would."""
-    if codec == "none":
-        return pixels.tobytes()
+    if codec in LOSSLESS:
+        return bytes(LOSSLESS[codec](pixels))
     if codec == "jpeg2000":
         return bytes(imagecodecs.jpeg2k_encode(pixels, level=JPEG2000_PSNR, codecformat="j2k"))
     return bytes(
