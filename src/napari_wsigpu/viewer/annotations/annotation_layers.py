@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     LayerData = tuple[Any, Attributes, str]
 
 CLASS, NAME, TYPE, LOCKED, ID = COLUMNS = ("class", "name", "object_type", "locked", "id")
+NEW = {NAME: "", TYPE: "annotation", LOCKED: False}  # values of a new object
 SLIDE = "slide"
 OBJECTS = "objects"  # metadata key: the annotations that a labels layer draws
 MOST_SHAPES = 20_000  # napari needs seconds for a layer of this many shapes
@@ -335,7 +336,9 @@ def set_new_objects(
 ) -> None:
     """Set texts of new objects, by column of the features, and colors, by part of the object."""
     defaults = {name: values.iloc[0] for name, values in layer.feature_defaults.items()}
-    layer.feature_defaults = {**defaults, **texts}
+    # By default, new objects would take the values of the last one, perhaps a locked detection.
+    own = {name: value for name, value in NEW.items() if name in defaults}
+    layer.feature_defaults = {**defaults, **own, **texts}
     with layer.block_update_properties():
         for part, color in colors.items():
             setattr(layer, f"current_{part}_color", color)
