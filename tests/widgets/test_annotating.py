@@ -15,9 +15,9 @@ from napari.layers import Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt
-from qtpy.QtGui import QCloseEvent
+from qtpy.QtGui import QCloseEvent, QColor
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QMainWindow, QMessageBox
+from qtpy.QtWidgets import QApplication, QColorDialog, QMainWindow, QMessageBox
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
@@ -32,7 +32,12 @@ from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixel
 from napari_wsigpu.viewer.window.settings import PLUGIN
 from napari_wsigpu.widgets.annotations.annotation_dock import BEYOND, PATIENCE_MS
 from napari_wsigpu.widgets.annotations.annotation_table import AnnotationTable
-from napari_wsigpu.widgets.annotations.classes import USUAL, new_color
+from napari_wsigpu.widgets.annotations.classes import (
+    USUAL,
+    keep_own_classes,
+    new_color,
+    own_classes,
+)
 from tests.widgets.conftest import drag
 
 pytestmark = pytest.mark.window
@@ -751,6 +756,67 @@ def test_classes_are_offered_on_every_slide(viewer, dock, slides):
     shapes = draw(viewer, dock)
     np.testing.assert_allclose(shapes.edge_color[0], MITOSIS, atol=0.01)
     assert classes(shapes) == ["Mitosis"]
+
+
+def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypatch):
+    QTest.keyClicks(dock.own_class.native, "Mitosis")
+    press(dock.classify)
+    shapes = draw(viewer, dock)
+    choose, forget = dock.chips["Mitosis"].native.actions()
+    monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor("#123456"))
+    choose.trigger()
+    np.testing.assert_allclose(shapes.edge_color[0], transform_color("#123456")[0], atol=0.01)
+    np.testing.assert_allclose(shapes.face_color[0, :3], shapes.edge_color[0, :3], atol=0.01)
+    assert list(shapes.features["class"]) == ["Mitosis"]
+    assert own_classes()["Mitosis"] == "#123456"
+    assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
+    forget.trigger()
+    assert "Mitosis" in dock.chips  # an object has it
+    press(dock.undo)
+    press(dock.undo)
+    QTest.qWait(PATIENCE_MS + 100)
+    assert not len(shapes.data)
+    assert "Mitosis" not in {**dock.chips, **own_classes()}
+    monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor())
+    dock.chips["Tumor"].native.actions()[0].trigger()  # canceled
+    assert "Tumor" not in own_classes()
+    monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor("#654321"))
+    dock.chips["Tumor"].native.actions()[0].trigger()
+    press(dock.chips["Tumor"])
+    shapes = draw(viewer, dock)
+    np.testing.assert_allclose(shapes.edge_color[-1], transform_color("#654321")[0], atol=0.01)
+
+
+def test_own_classes_of_earlier_sessions_are_offered(add_dock, slide_is_open):
+    keep_own_classes({"Mitosis": "#123456"})
+    dock = add_dock("Annotate")
+    slide_is_open(sample_path())
+    assert list(dock.chips) == [*USUAL, "Mitosis"]
+    assert dock.chips["Mitosis"].native.icon().pixmap(4, 4).toImage().pixelColor(1, 1) == QColor(
+        "#123456"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"Mitosis": "red"}', "no JSON"])
+def test_damaged_lists_of_own_classes_are_ignored(text):
+    recovery.folder().mkdir(parents=True)
+    (recovery.folder() / "classes.json").write_text(text)
+    assert own_classes() == {}
+
+
+def test_new_objects_are_unlocked_annotations(viewer, dock, slides, answer, tmp_path, settled):
+    """Also in a layer that was imported with locked detections."""
+    square = np.array([[100.0, 100], [200, 100], [200, 200], [100, 200]])
+    locked = Annotation("polygon", (square,), object_type="detection", locked=True, name="first")
+    write_geojson(tmp_path / "a.geojson", [locked])
+    answer(tmp_path / "a.geojson")
+    press(dock.load)
+    settled()
+    shapes = draw(viewer, dock)
+    assert len(shapes.data) == 2
+    first, second = dock.keeper.annotations(dock.slide)
+    assert (first.object_type, first.locked, first.name) == ("detection", True, "first")
+    assert (second.object_type, second.locked, second.name) == ("annotation", False, "")
 
 
 def test_fifty_steps_can_be_undone(viewer, dock, slides):

@@ -10,8 +10,9 @@ import numpy as np
 from magicgui.widgets import LineEdit, PushButton
 from napari.layers import Labels, Points, Shapes
 from qtpy.compat import isalive
+from qtpy.QtCore import Qt
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
-from qtpy.QtWidgets import QApplication, QShortcut
+from qtpy.QtWidgets import QAction, QApplication, QColorDialog, QShortcut
 
 from napari_wsigpu.annotations import (
     read_geojson,
@@ -25,6 +26,7 @@ from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.annotations.annotation_layers import (
+    CLASS,
     MANY,
     OBJECTS,
     SLIDE,
@@ -55,9 +57,12 @@ from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
     NONE,
+    USUAL,
     classes_of,
     classify,
+    keep_own_classes,
     new_color,
+    own_classes,
     set_texts,
 )
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
@@ -118,7 +123,7 @@ class Annotations(SlideDock):
         self._shortcuts: list[QShortcut] = []
         self._classes: dict[str, str] = {}
         self._class = ""
-        self._added: dict[str, str] = {}  # classes that the user chose, with their colors
+        self._added = own_classes()  # classes that the user chose, with their colors
         self._syncing = False
         self._has_drawn = False  # since the user last chose rows
         self._problem = ""
@@ -336,8 +341,7 @@ class Annotations(SlideDock):
 
     def _offer_classes(self) -> None:
         others = [each for slide in self.slides() for each in self.layers(slide)]
-        classes = classes_of([*self.layers(), *others])
-        classes |= {name: self._added[name] for name in self._added if name not in classes}
+        classes = classes_of([*self.layers(), *others], self._added)
         if classes == self._classes:
             return
         self._classes = classes
@@ -354,8 +358,40 @@ class Annotations(SlideDock):
             swatch.fill(QColor(color))
             chip.native.setIcon(QIcon(swatch))
             chip.native.setCheckable(True)
+            chip.native.setContextMenuPolicy(Qt.ActionsContextMenu)
+            self._add_action(chip, "Color…", partial(self._choose_color, name))
+            if name in self._added and name not in USUAL:
+                self._add_action(chip, "Forget", partial(self._forget_class, name))
             layout.addWidget(chip.native)
         self._mark_class()
+
+    def _add_action(self, chip: PushButton, text: str, react: Callable[[], object]) -> None:
+        action = QAction(text, chip.native)
+        action.triggered.connect(lambda: react())
+        chip.native.addAction(action)
+
+    def _choose_color(self, name: str) -> None:
+        """Let the user choose the color of a class, and of its objects on all slides."""
+        old = QColor(self._classes[name])
+        color = QColorDialog.getColor(old, self.native, f"Color of {name}")
+        if not color.isValid():
+            return
+        self._added[name] = color.name()
+        keep_own_classes(self._added)
+        for slide in self.slides():
+            for layer in self.layers(slide):
+                defaults, stated = layer.feature_defaults, layer.features.get(CLASS)
+                if stated is not None and (stated == name).any():
+                    classify(layer, np.flatnonzero(stated == name), name, color.name())
+                    layer.feature_defaults = defaults
+        self._refresh()
+
+    def _forget_class(self, name: str) -> None:
+        """Offer a class no longer, unless objects have it."""
+        self._added.pop(name, None)
+        keep_own_classes(self._added)
+        self._class = "" if self._class == name else self._class
+        self._offer_classes()
 
     def _mark_class(self) -> None:
         for name, chip in self.chips.items():
@@ -453,7 +489,9 @@ class Annotations(SlideDock):
         self._class = name
         if name:
             color = self._classes.get(name) or new_color(name, self._classes)
-            self._added.setdefault(name, color)
+            if name not in self._added:
+                self._added[name] = color
+                keep_own_classes(self._added)
         self._offer_classes()
         active = self.active_layer()
         if active is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -9,16 +12,17 @@ import numpy as np
 from napari.layers import Points
 from napari.utils.colormaps.standardize_color import rgb_to_hex, transform_color
 
+from napari_wsigpu.annotations import recovery
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     CLASS,
     LIGHT,
-    NAME,
     colored_parts,
     set_new_objects,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from napari.layers import Shapes
 
@@ -39,12 +43,37 @@ UNUSUAL = (
     *("#8000ff", "#ff0080", "#00ff80", "#80ff00", "#ff80c0", "#80c0ff"),
 )
 NONE = "#ff0000"  # color of objects without a class
+COLOR = re.compile("#[0-9a-f]{6}")
 
 
-def classes_of(layers: Iterable[Shapes | Points]) -> dict[str, str]:
-    """Return QuPath's classes and the classes of some layers, each with its color "#rrggbb".
+def own_classes() -> dict[str, str]:
+    """Return the classes that the user has added in this session and earlier ones."""
+    with suppress(OSError, ValueError):
+        found = json.loads(_own_classes().read_text("utf-8"))
+        if isinstance(found, dict):
+            colors = {str(name): str(color) for name, color in found.items()}
+            return {name: color for name, color in colors.items() if COLOR.fullmatch(color)}
+    return {}
 
-    A class has the color of its first object, or else QuPath's color.
+
+def keep_own_classes(classes: Mapping[str, str]) -> None:
+    """Keep classes, with their colors "#rrggbb", for other sessions."""
+    path = _own_classes()
+    with suppress(OSError):  # a full disk must not interrupt the user's work
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(dict(classes)), "utf-8")
+        part.replace(path)
+
+
+def _own_classes() -> Path:
+    return recovery.folder() / "classes.json"
+
+
+def classes_of(layers: Iterable[Shapes | Points], own: Mapping[str, str]) -> dict[str, str]:
+    """Return QuPath's classes, those of some layers and the user's, each with its color "#rrggbb".
+
+    A class has the color of its first object, or else the user's color, or else QuPath's.
     """
     found: dict[str, str] = {}
     for layer in layers:
@@ -56,8 +85,8 @@ def classes_of(layers: Iterable[Shapes | Points]) -> dict[str, str]:
             name = stated.iloc[index]
             if isinstance(name, str) and name and name not in found:
                 found[name] = str(rgb_to_hex(colors[index])[0])[:7].lower()
-    others = {name: color for name, color in found.items() if name not in USUAL}
-    return {name: found.get(name, color) for name, color in USUAL.items()} | others
+    colors = {**USUAL, **own, **found}
+    return {name: colors[name] for name in (*USUAL, *found, *own)}
 
 
 def new_color(name: str, known: Mapping[str, str]) -> str:
@@ -77,9 +106,7 @@ def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str)
     parts = colored_parts(layer)
     light = f"{color}{LIGHT:02x}" if "edge" in parts else color  # of the fill of an outline
     new_colors = {part: light if part == "face" else color for part in parts}
-    # napari gives new objects the name of the last one.
-    unnamed = {NAME: ""} if NAME in layer.feature_defaults else {}
-    set_new_objects(layer, {CLASS: name, **unnamed}, new_colors)
+    set_new_objects(layer, {CLASS: name}, new_colors)
     for part, new_color in new_colors.items() if rows else ():
         colors = np.array(getattr(layer, f"{part}_color"))
         colors[rows] = transform_color(new_color)
