@@ -444,6 +444,30 @@ def test_an_outline_ends_where_the_mouse_is_released(viewer, dock, slides):
     assert expected == pytest.approx(1, abs=0.03)
 
 
+def test_ellipses_and_polygons_are_drawn(viewer, dock, slides, qtbot):
+    shapes = draw(viewer, dock, (0.2, 0.2), (0.4, 0.5), "Ellipse")
+    assert shapes.shape_type == ["ellipse"]
+    [drawn] = dock.keeper.annotations(dock.slide)
+    assert drawn.kind == "ellipse"
+    qtbot.waitUntil(lambda: dock.status.value.startswith("Area "))
+    press(dock.tools["Polygon"])
+    assert dock.status.value == "Click the corners of an outline; a double click ends it."
+    canvas = viewer.window._qt_viewer.canvas.native
+    middle = QPoint(canvas.width() // 2, canvas.height() // 2)
+    for corner in ((0, 0), (90, 0), (90, 60), (0, 60)):
+        place = middle + QPoint(*corner)
+        QTest.mouseMove(canvas, place)
+        QTest.qWait(500)  # two clicks in a shorter time are a double click
+        QTest.mouseClick(canvas, Qt.LeftButton, Qt.NoModifier, place)
+    QTest.mouseDClick(canvas, Qt.LeftButton, Qt.NoModifier, place)
+    QTest.qWait(3 * PATIENCE_MS)
+    assert shapes.shape_type == ["ellipse", "polygon"]
+    size = 1 / viewer.scene.camera.zoom / shapes.scale[-1]
+    assert abs(areas([shapes.data[1]])[0]) == pytest.approx(90 * 60 * size**2, rel=0.03)
+    press(dock.undo)
+    assert shapes.shape_type == ["ellipse"]
+
+
 def click_row(dock, row):
     table = dock.table.native
     dock.details.native.ensureWidgetVisible(table)

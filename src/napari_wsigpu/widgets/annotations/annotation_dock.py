@@ -91,7 +91,9 @@ SELECT = "Select"
 TOOLS = {
     SELECT: ("select", "Click objects to select them, then move, change or delete them"),
     "Rectangle": ("add_rectangle", "Draw rectangles on the slide"),
+    "Ellipse": ("add_ellipse", "Draw ellipses on the slide"),
     "Outline": ("add_polygon_lasso", "Hold down the mouse button to draw around objects"),
+    "Polygon": ("add_polygon", "Click the corners of an outline; a double click ends it"),
     "Line": ("add_line", "Draw lines on the slide"),
     "Point": ("add", "Place points on the slide"),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from napari import Viewer  # noqa: TC002
 
 from napari_wsigpu.viewer.window.docks import open_dock
-from napari_wsigpu.widgets.annotations.annotation_dock import TOOLS, Annotations
+from napari_wsigpu.widgets.annotations.annotation_dock import SELECT, Annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,4 +23,6 @@ def _chooser(tool: str) -> Callable[[Viewer], None]:
     return draw
 
 
-select_objects, draw_rectangle, draw_outline, draw_line, draw_point = map(_chooser, TOOLS)
+select_objects, draw_rectangle, draw_outline, draw_line, draw_point = map(
+    _chooser, (SELECT, "Rectangle", "Outline", "Line", "Point")
+)
