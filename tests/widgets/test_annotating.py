@@ -603,7 +603,7 @@ def test_opened_again_objects_are_not_doubled(viewer, dock, slides, tmp_path):
     assert viewer.open(path, plugin=PLUGIN) in ([], [None])
     assert list(viewer.layers) == layers
     said = notification_manager.records[-1].message
-    assert said == f"'{path.name}': 2 objects are already there; skipped."
+    assert said == f"'{path.name}': 2 objects are already there and were skipped."
 
 
 def test_what_is_beyond_the_slide_is_said(viewer, dock, slides):

@@ -69,6 +69,12 @@ def without_known(
     return new, skipped
 
 
+def skipped_sentence(count: int) -> str:
+    """Say how many objects were left out."""
+    verbs = " is already there and was" if count == 1 else "s are already there and were"
+    return f"{count:,} object{verbs} skipped."
+
+
 def _parts(annotation: Annotation) -> list[Part]:
     if annotation.kind == "points":
         return [(spot[None],) for ring in annotation.rings for spot in ring]

@@ -15,7 +15,7 @@ from napari_wsigpu.annotations.dicom_annotations import (
 from napari_wsigpu.annotations.dicom_report import REPORTS, read_dicom_report
 from napari_wsigpu.annotations.dicom_segmentation import SEGMENTATION, read_dicom_segmentation
 from napari_wsigpu.annotations.dicom_writer import write_dicom_annotations
-from napari_wsigpu.annotations.duplicates import without_known
+from napari_wsigpu.annotations.duplicates import skipped_sentence, without_known
 from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
 from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
@@ -83,9 +83,7 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
             if viewer is not None and slide is not None:
                 new, skipped = without_known(new, annotations_in(contents_of(viewer, slide.path)))
                 if skipped:
-                    are = "object is" if skipped == 1 else "objects are"
-                    file = Path(name).name
-                    show_info(f"'{file}': {skipped:,} {are} already there; skipped.")
+                    show_info(f"'{Path(name).name}': {skipped_sentence(skipped)}")
             found = annotation_layers(new, title, slide_layer)
             if any(kind == "labels" for *_, kind in found):
                 show_info(MANY)

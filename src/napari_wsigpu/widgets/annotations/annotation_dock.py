@@ -20,7 +20,7 @@ from napari_wsigpu.annotations import (
     write_dicom_annotations,
     write_geojson,
 )
-from napari_wsigpu.annotations.duplicates import without_known
+from napari_wsigpu.annotations.duplicates import skipped_sentence, without_known
 from napari_wsigpu.conversion.label_images import read_labels, save_labels
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import level_names, title
@@ -611,8 +611,7 @@ class Annotations(SlideDock):
         if locked:
             parts.append(f"Locks are kept but not enforced ({locked:,}).")
         if skipped:
-            verbs = " is already there and was" if skipped == 1 else "s are already there and were"
-            parts.append(f"{skipped:,} object{verbs} skipped.")
+            parts.append(skipped_sentence(skipped))
         self.status.say(f"'{name}': {' '.join(parts)}")
 
     def _recover(self, *, show: bool = True) -> None:
