@@ -131,6 +131,30 @@ def classes(layer):
     return list(layer.features["class"])
 
 
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_the_tool_is_kept_on_another_slide(viewer, dock, slides, tool):
+    press(dock.chips["Tumor"])
+    press(dock.tools[tool])
+    show(viewer, slides[0])
+    assert dock.slide is slide_of(slides[0])
+    assert dock.tools[tool].native.isChecked()
+    assert len(viewer.layers) == 4
+    show(viewer, slides[1])  # nothing was drawn, so no layer is left
+    assert dock.tools[tool].native.isChecked()
+    assert len(viewer.layers) == 3
+    show(viewer, slides[0])
+    drag_and_wait(viewer, (0.4, 0.4), (0.4, 0.4) if tool == "Point" else (0.6, 0.6))
+    layer = viewer.layers.selection.active
+    assert layer.metadata[SLIDE] == slide_of(slides[0]).path
+    assert classes(layer) == ["Tumor"]
+    show(viewer, slides[1])
+    assert layer in viewer.layers
+    assert not layer.visible
+    press(dock.tools["Select"])
+    show(viewer, slides[0])
+    assert not dock.tools[tool].native.isChecked()
+
+
 def test_each_slide_has_annotations_of_its_own(viewer, dock, slides, answer, tmp_path, settled):
     first, second = slides
     on_second = draw(viewer, dock)

@@ -124,6 +124,7 @@ def test_annotations_stay_with_their_slides_side_by_side(
     assert len(points.data) == 1
     assert slides[0].get_value(points.data_to_world(points.data[0]), world=True) is not None
     # Layers that only filled cells go with the cells.
+    click(annotate.tools["Select"])
     assert any(map(is_padding, viewer.layers))
     choose(dock, "dark.tif")
     assert set(viewer.layers) == {*slides, drawn, points}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from napari.layers import Points, Shapes
+from napari.layers import Labels, Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_wsigpu.annotations.annotation import Annotation
@@ -58,6 +58,7 @@ POINT, SMALLEST_POINT = 20, 8  # size in pixels of level 0, and smallest size on
 TRIDENT = "_patches"  # ending of the names of TRIDENT's files of coordinates
 MOST_PIXELS = 1 << 28
 SAME = 1e-3  # pixels
+PAINTS = ("paint", "fill", "erase", "polygon")  # modes of labels
 PLACEMENT = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
 
 
@@ -347,6 +348,14 @@ def set_new_objects(
 def colored_parts(layer: Shapes | Points) -> tuple[str, ...]:
     """Return the parts of objects whose colors show their class."""
     return ("face",) if isinstance(layer, Points) else ("edge", "face")
+
+
+def draws(layer: Layer) -> bool:
+    """Whether a press of the mouse changes the layer by drawing."""
+    mode = str(layer.mode)
+    if isinstance(layer, Labels):
+        return mode in PAINTS
+    return isinstance(layer, Shapes | Points) and mode.startswith("add")
 
 
 def holds_annotations(layer: Layer) -> bool:

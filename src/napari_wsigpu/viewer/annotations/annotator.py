@@ -20,20 +20,15 @@ from qtpy.QtWidgets import QMessageBox
 
 from napari_wsigpu.annotations import recovery, write_geojson
 from napari_wsigpu.annotations.rings import areas
-from napari_wsigpu.model.errors import LayerError, SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
-    CLASS,
     FOR_EXPORT,
     SLIDE,
-    annotation_layers_of,
     annotations_in,
-    colored_parts,
     contents_of,
-    drawing_layer,
+    draws,
     holds_annotations,
-    layer_to_draw_in,
-    set_new_objects,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
 from napari_wsigpu.viewer.annotations.undo_history import History
@@ -50,10 +45,9 @@ from napari_wsigpu.viewer.napari_internals import (
 from napari_wsigpu.viewer.view.arrangement import (
     cell_at,
     is_shown,
-    layers_of,
-    line_up,
     lower_images,
     slides_of,
+    take_tool,
 )
 from napari_wsigpu.viewer.view.navigation import screen_pixels
 from napari_wsigpu.viewer.window.main_window import single_shot, soon
@@ -84,7 +78,6 @@ UNSAVED = "Unsaved annotations"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
-PAINTS = ("paint", "fill", "erase", "polygon")
 
 _annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
 
@@ -516,43 +509,14 @@ def aim_tool(viewer: Viewer, event: Event) -> None:
         if isinstance(layer, Labels) or FOR_EXPORT in layer.metadata:
             _stop(layer, f"'{layer.name}' belongs to another slide; select a layer of this slide.")
         else:
-            _draw_on(viewer, cell, layer)
+            take_tool(viewer, cell, layer, str(layer.mode))
     elif not any(each.path == path and is_shown(viewer, each) for each in slides):
         _stop(layer, f"The slide of '{layer.name}' is not visible; show it before you draw on it.")
-
-
-def draws(layer: Layer) -> bool:
-    """Whether a press of the mouse changes the layer by drawing."""
-    mode = str(layer.mode)
-    if isinstance(layer, Labels):
-        return mode in PAINTS
-    return isinstance(layer, Shapes | Points) and mode.startswith("add")
 
 
 def _stop(layer: Layer, reason: str) -> None:
     layer.mode = "pan_zoom"
     show_info(reason)
-
-
-def _draw_on(viewer: Viewer, slide: Slide, source: Shapes | Points) -> None:
-    """Activate a slide and one of its layers with the tool and the class of another layer."""
-    kind = Points if isinstance(source, Points) else Shapes
-    slide_layer = layers_of(viewer, slide)[-1]
-    own = annotation_layers_of(viewer, slide.path)
-    target = layer_to_draw_in(own, kind)
-    if target is None:
-        target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)
-        with suppress(LayerError):
-            line_up(viewer)
-    target.visible = True
-    viewer.layers.selection.active = slide_layer  # docks follow the slide of an image
-    viewer.layers.selection.active = target
-    target.mode = str(source.mode)
-    target.selected_data = set()
-    defaults = source.feature_defaults
-    texts = {CLASS: defaults[CLASS].iloc[0]} if CLASS in defaults else {}
-    colors = {part: getattr(source, f"current_{part}_color") for part in colored_parts(source)}
-    set_new_objects(target, texts, colors)
 
 
 def activate_clicked(viewer: Viewer, event: Event) -> None:

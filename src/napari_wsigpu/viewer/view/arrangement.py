@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from napari.layers import Image
+from napari.layers import Image, Points, Shapes
 
 from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
+    CLASS,
     PADDING,
     SLIDE,
+    annotation_layers_of,
+    colored_parts,
     drawing_layer,
+    draws,
+    holds_annotations,
     is_padding,
+    layer_to_draw_in,
+    set_new_objects,
 )
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.window.main_window import fit_to
@@ -137,7 +145,10 @@ def show_next(viewer: Viewer, step: int = 1) -> None:
 
 
 def show_only(viewer: Viewer, slide: Slide) -> None:
-    """Show only one slide and its annotations, and fit it to the canvas."""
+    """Show only one slide and its annotations, fit it to the canvas, and keep the tool."""
+    before = viewer.layers.selection.active
+    drew = isinstance(before, Shapes | Points) and holds_annotations(before) and draws(before)
+    tool = str(before.mode) if drew else ""  # napari resets it when a layer is hidden
     _leave_grid(viewer)
     paths = {each.path for each in slides_of(viewer)}
     for layer in viewer.layers:
@@ -147,6 +158,8 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
             layer.visible = path == slide.path if shown is None else shown is slide
     layers = layers_of(viewer, slide)
     viewer.layers.selection.active = layers[-1]
+    if tool and _owner(before) in paths - {slide.path}:
+        take_tool(viewer, slide, before, tool)
     fit_to(viewer, layers)
 
 
@@ -235,6 +248,29 @@ def cell_at(viewer: Viewer, cell: tuple[int, int]) -> Slide | None:
     layers = viewer.layers
     shown = (slide_of(layers[each]) for each in viewer.canvas.grid.contents_at(cell, layers))
     return next((slide for slide in shown if slide is not None), None)
+
+
+def take_tool(viewer: Viewer, slide: Slide, source: Shapes | Points, tool: str) -> None:
+    """Activate a slide and one of its layers with a tool, and the class of another layer."""
+    kind = Points if isinstance(source, Points) else Shapes
+    slide_layer = layers_of(viewer, slide)[-1]
+    own = annotation_layers_of(viewer, slide.path)
+    target = layer_to_draw_in(own, kind)
+    if target is None:
+        target = drawing_layer(viewer, slide_layer, slide, points=kind is Points)
+        target.metadata[PADDING] = True  # if nothing is drawn, it goes with the slide
+        if viewer.canvas.grid.enabled:
+            with suppress(LayerError):
+                line_up(viewer)
+    target.visible = True
+    viewer.layers.selection.active = slide_layer  # docks follow the slide of an image
+    viewer.layers.selection.active = target
+    target.mode = tool
+    target.selected_data = set()
+    defaults = source.feature_defaults
+    texts = {CLASS: defaults[CLASS].iloc[0]} if CLASS in defaults else {}
+    colors = {part: getattr(source, f"current_{part}_color") for part in colored_parts(source)}
+    set_new_objects(target, texts, colors)
 
 
 def _leave_grid(viewer: Viewer) -> None:

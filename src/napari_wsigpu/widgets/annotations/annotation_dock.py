@@ -33,11 +33,11 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     annotation_layers,
     annotation_layers_of,
     drawing_layer,
+    draws,
     layer_to_draw_in,
 )
 from napari_wsigpu.viewer.annotations.annotator import (
     annotator_of,
-    draws,
     has_annotator,
     preload,
 )
