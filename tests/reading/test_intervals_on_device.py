@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.display.drawing import View
 from napari_wsigpu.formats.tiff import hamamatsu
 from napari_wsigpu.model.errors import TileError
 from napari_wsigpu.model.limits import limits
+from tests.reading import test_on_device as on_device
 from tests.writers import ndpi, slides
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -150,3 +152,22 @@ def test_damaged_intervals_are_those_of_the_cpu(tmp_path, host_gpu, seed):
         else:
             np.testing.assert_array_equal(by_device, by_cpu)
             np.testing.assert_array_equal(next(in_batch), by_cpu)
+
+
+def test_all_levels_are_drawn_on_the_device(tmp_path, host_gpu):
+    """Stored levels, levels that the CPU decodes at a fraction of their size, and averages."""
+    path = tmp_path / "slide.ndpi"
+    write(path, extra=1)
+    with open_slide(path, device="cuda") as slide, open_slide(path, device="cpu") as other:
+        source = slide.displayed_on_device()
+        picture = on_device.picture_of(slide, source)
+        levels = on_device.arrays(other)[:-1]
+        assert {level.layout.encoding.jpeg_scale for level in levels} >= {1, 2}
+        for index, level in enumerate(levels):
+            view = View(index, on_device.all_of(level.layout))
+            picture.compose(view)
+            landed = source.read_tiles(on_device.keys_of(picture))
+            assert all(landed.values())
+            assert picture.add(landed)
+            drawn = picture.compose(view)
+            np.testing.assert_array_equal(np.asarray(drawn.pixels), np.asarray(level))
