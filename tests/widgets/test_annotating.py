@@ -887,12 +887,11 @@ class _CloseByUser(QCloseEvent):
 @pytest.fixture
 def closing(viewer, monkeypatch):
     """Close a window by its menu or its button; return the questions, which `choose` answers."""
-    window = viewer.window._qt_window
-    closed = []
-    monkeypatch.setattr(QMainWindow, "close", lambda window: closed.append(window) or True)
+    closed = []  # without the window, which must not outlive the viewer
+    monkeypatch.setattr(QMainWindow, "close", lambda window: closed.append(True) or True)
 
     def close(*choices, by_button=False):
-        asked, left = [], list(choices)
+        asked, left, window = [], list(choices), viewer.window._qt_window
 
         def ask(dialog):
             asked.append(dialog.text() if isinstance(dialog, QMessageBox) else "napari")
@@ -942,6 +941,58 @@ def test_closing_window_saves_annotations_of_every_slide(
     assert closing(QMessageBox.Save) == ([UNSAVED], True)
     assert len(read_geojson(tmp_path / "dark.geojson")) == 1
     assert dock.keeper.unsaved() == []
+
+
+def test_a_slide_is_removed_with_its_annotations(
+    viewer, dock, slides, answer, tmp_path, monkeypatch
+):
+    """After the question that closing the window would ask for it."""
+    first, second = slides
+    drawn = draw(viewer, dock)
+    show(viewer, first)
+    kept = draw(viewer, dock)
+    show(viewer, second)
+    _, switcher = viewer.window.add_plugin_dock_widget(PLUGIN, "Slides")
+    path, target = slide_of(second).path, tmp_path / "dark.geojson"
+    asked, answers = [], [QMessageBox.Cancel, QMessageBox.Save]
+
+    def ask(box):
+        asked.append(box.text())
+        return answers.pop(0)
+
+    monkeypatch.setattr(QMessageBox, "exec", ask)
+    press(switcher.remove)
+    assert second in viewer.layers
+    assert drawn in viewer.layers
+    answer(target)
+    press(switcher.remove)
+    assert asked == [UNSAVED, UNSAVED]
+    assert list(viewer.layers) == [first, kept]
+    assert first.visible
+    assert kept.visible
+    assert len(read_geojson(target)) == 1
+    assert path not in dock.keeper.unsaved()
+    QTest.qWait(100)
+    assert not notification_manager.records
+    draw(viewer, dock)
+    assert len(kept.data) == 2
+
+
+def test_copies_of_a_slide_share_annotations(viewer, dock, slide_is_open):
+    first, second = slide_is_open(sample_path(), sample_path())
+    show(viewer, second)
+    drawn = draw(viewer, dock)
+    show(viewer, first)
+    assert drawn.visible
+    assert draw(viewer, dock, (0.2, 0.2), (0.3, 0.3)) is drawn
+    assert len(dock.rows) == len(drawn.data) == 2
+    press(dock.undo)
+    assert len(drawn.data) == 1
+    _, switcher = viewer.window.add_plugin_dock_widget(PLUGIN, "Slides")
+    press(switcher.remove)  # asks nothing, since the annotations remain
+    assert list(viewer.layers) == [second, drawn]
+    assert drawn.visible
+    assert len(dock.keeper.annotations(dock.slide)) == 1
 
 
 def test_window_with_saved_annotations_closes_without_question(
