@@ -204,11 +204,46 @@ class Annotator:
         """Mark that many strokes on labels as saved; the user may have painted more since then."""
         self._strokes[unwrapped(labels)] = self.strokes(labels) - strokes
 
-    def unsaved_labels(self) -> list[str]:
-        """Return the names of labels layers on which the user has painted since the last save."""
+    def unsaved_labels(self, path: str | None = None) -> list[str]:
+        """Return the names of labels layers on which the user has painted since the last save.
+
+        With a path, only the labels of that slide are listed.
+        """
         viewer = self._viewer()
         layers = [] if viewer is None else viewer.layers
-        return [each.name for each in layers if isinstance(each, Labels) and self.strokes(each)]
+        own = [each for each in layers if path in (None, each.metadata.get(SLIDE))]
+        return [each.name for each in own if isinstance(each, Labels) and self.strokes(each)]
+
+    def may_leave(self, window: QMainWindow, path: str | None = None) -> bool:
+        """Ask until everything, or everything of one slide, is saved, or the user discards it.
+
+        Returns
+        -------
+        bool
+            False if the user wants to keep it.
+        """
+        while True:
+            paths = [each for each in self.unsaved() if path in (None, each)]
+            labels = self.unsaved_labels(path)
+            answer = ask_to_leave(window, paths, labels) if paths or labels else QMessageBox.Discard
+            if answer == QMessageBox.Discard:
+                return True
+            if answer != QMessageBox.Save or not all(self._save(window, each) for each in paths):
+                return False
+
+    def _save(self, window: QMainWindow, path: str) -> bool:
+        """Ask where to save the annotations of the slide at `path`; return whether they are."""
+        name = file_name(path)
+        start = start_folder(None, path) / f"{stem_of(path)}.geojson"
+        target = ask_where_to_save(window, f"Save annotations of {name}", start, GEOJSON)
+        if not target:
+            return False
+        try:
+            self.save(path, target)
+        except SlideError as error:
+            _answer(QMessageBox(QMessageBox.Warning, UNSAVED, str(error), QMessageBox.Ok, window))
+            return False
+        return True
 
     def annotations(self, slide: Slide, others: Sequence[Layer] = ()) -> list[Annotation]:
         """Return the annotations of a slide and of other given layers."""
@@ -391,14 +426,9 @@ class _Guard(QObject):  # type: ignore[misc]
         return bool(self._owner.unsaved() or self._owner.unsaved_labels())
 
     def _ask(self, window: QMainWindow, *, quit_app: bool = False) -> bool:
-        """Ask until everything is saved or the user chooses; return whether the window closed."""
-        while self._unsaved:
-            paths = self._owner.unsaved()
-            answer = ask_to_leave(window, paths, self._owner.unsaved_labels())
-            if answer == QMessageBox.Discard:
-                break
-            if answer != QMessageBox.Save or not all(self._save(window, path) for path in paths):
-                return False
+        """Ask what to do with unsaved work; return whether the window closed."""
+        if not self._owner.may_leave(window):
+            return False
         discarded = self._owner.unsaved()
         # Without its own question, which would be the second one.
         closed = bool(window.close(quit_app, False))
@@ -406,25 +436,11 @@ class _Guard(QObject):  # type: ignore[misc]
             self._owner.saved(path)
         return closed
 
-    def _save(self, window: QMainWindow, path: str) -> bool:
-        """Ask where to save the annotations of the slide at `path`; return whether they are."""
-        name = file_name(path)
-        start = start_folder(None, path) / f"{stem_of(path)}.geojson"
-        target = ask_where_to_save(window, f"Save annotations of {name}", start, GEOJSON)
-        if not target:
-            return False
-        try:
-            self._owner.save(path, target)
-        except SlideError as error:
-            _answer(QMessageBox(QMessageBox.Warning, UNSAVED, str(error), QMessageBox.Ok, window))
-            return False
-        return True
-
 
 def ask_to_leave(
     window: QMainWindow, paths: Sequence[str], labels: Sequence[str]
 ) -> QMessageBox.StandardButton:
-    """Ask what to do with unsaved annotations and labels when a window closes; return the answer.
+    """Ask what to do with unsaved annotations and labels before they go; return the answer.
 
     Parameters
     ----------

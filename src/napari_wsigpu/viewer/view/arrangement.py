@@ -163,6 +163,22 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     fit_to(viewer, layers)
 
 
+def remove_slide(viewer: Viewer, slide: Slide) -> None:
+    """Remove a slide's layers, and show the slide that follows it in the list.
+
+    Layers that another open copy of the same file shares with it, such as annotations, remain.
+    """
+    slides = slides_of(viewer)
+    others = slides[slides.index(slide) + 1 :] + slides[: slides.index(slide)]
+    layers = layers_of(viewer, slide)
+    if slide.path not in {each.path for each in others}:
+        layers += [layer for layer in viewer.layers if _owner(layer) == slide.path]
+    if others and not viewer.canvas.grid.enabled:
+        show_only(viewer, others[0])
+    for layer in layers:
+        viewer.layers.remove(layer)
+
+
 def show_all(viewer: Viewer) -> None:
     """Show all slides at their own positions, below all annotations."""
     _leave_grid(viewer)

@@ -11,8 +11,11 @@ from qtpy.QtWidgets import QListWidget, QListWidgetItem
 
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import title
+from napari_wsigpu.viewer.annotations.annotator import annotator_of
+from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import (
     line_up,
+    remove_slide,
     show_all,
     show_only,
     show_side_by_side,
@@ -68,8 +71,11 @@ class SlideSwitcher(SlideDock):
             "Show all slides at their positions, where they may overlap",
             lambda: self._show(show_all),
         )
+        self.remove = button(
+            "Remove", "Remove the marked slide and its annotations from the window", self._remove
+        )
         self.note = Text("Note")
-        inner = Panel(self.list, flow(self.side_by_side, self.all), self.note)
+        inner = Panel(self.list, flow(self.side_by_side, self.all, self.remove), self.note)
         inner.native.layout().addStretch()
         self.add_details(inner)
         self.list.native.itemClicked.connect(self._show_only)
@@ -111,6 +117,18 @@ class SlideSwitcher(SlideDock):
     def _show(self, arrange: Callable[[Viewer], None]) -> None:
         self._is_side_by_side = arrange is show_side_by_side
         self._arrange(arrange)
+
+    def _remove(self) -> None:
+        slide = self.slide
+        if slide is None:
+            return
+        keeper, window = annotator_of(self.viewer), main_window(self.viewer)
+        is_last = [each.path for each in self.slides()].count(slide.path) == 1
+        if is_last and window is not None:
+            if not keeper.may_leave(window, slide.path):
+                return
+            keeper.saved(slide.path)  # or discarded
+        remove_slide(self.viewer, slide)
 
     def _line_up(self) -> None:
         """While slides are side by side, move new layers to the grid cells of their slides."""
