@@ -468,6 +468,37 @@ def test_an_outline_ends_where_the_mouse_is_released(viewer, dock, slides):
     assert expected == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("end", "modifier", "expected"),
+    [
+        ((80, 0), Qt.NoModifier, (80, 0)),
+        ((0, -80), Qt.NoModifier, (0, -80)),
+        ((80, 1), Qt.NoModifier, (80, 1)),
+        ((-60, 80), Qt.NoModifier, (-60, 80)),
+        ((80, 5), Qt.ShiftModifier, (np.hypot(80, 5), 0)),
+        ((60, 50), Qt.ShiftModifier, np.hypot(60, 50) / np.sqrt(2) * np.ones(2)),
+    ],
+)
+def test_a_line_ends_where_the_mouse_is_released(viewer, dock, slides, end, modifier, expected):
+    """Also if it is horizontal or vertical; with Shift in steps of 45 degrees."""
+    canvas = viewer.window._qt_viewer.canvas.native
+    press(dock.tools["Line"])
+    first = QPoint(canvas.width() // 2, canvas.height() // 2)
+    last = first + QPoint(*end)
+    QTest.mouseMove(canvas, first)
+    QTest.mousePress(canvas, Qt.LeftButton, modifier, first)
+    QTest.mouseMove(canvas, (first + last) / 2)
+    QTest.qWait(30)
+    QTest.mouseMove(canvas, last)
+    QTest.qWait(30)
+    QTest.mouseRelease(canvas, Qt.LeftButton, modifier, last)
+    QTest.qWait(250)
+    layer = viewer.layers.selection.active
+    [(start, stop)] = layer.data
+    found = (stop - start)[::-1] * layer.scale[-1] * viewer.scene.camera.zoom
+    np.testing.assert_allclose(found, expected, atol=0.01)
+
+
 def test_ellipses_and_polygons_are_drawn(viewer, dock, slides, qtbot):
     shapes = draw(viewer, dock, (0.2, 0.2), (0.4, 0.5), "Ellipse")
     assert shapes.shape_type == ["ellipse"]
@@ -577,6 +608,17 @@ def test_a_slow_drag_of_an_object_is_one_step(viewer, dock, slides, tool):
     np.testing.assert_allclose(layer.data[0], before)
     press(dock.redo)
     np.testing.assert_allclose(layer.data[0], after)
+
+
+def test_messages_move_no_button(viewer, dock, slides):
+    draw(viewer, dock)
+    QTest.qWait(3 * PATIENCE_MS)
+    heights = set()
+    for text in ("", "One line.", "Two lines " + 40 * "."):
+        dock.status.say(text)
+        QTest.qWait(50)
+        heights.add(dock.undo.native.mapTo(viewer.window._qt_window, QPoint(0, 0)).y())
+    assert len(heights) == 1
 
 
 def test_hints_and_problems_go_when_they_no_longer_apply(viewer, dock, slides):
@@ -693,6 +735,20 @@ def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):
     QTest.qWait(200)
     press(dock.undo)
     assert len(imported[1].data) == 4
+
+
+def test_imported_objects_beyond_the_slide_are_said(
+    viewer, dock, slides, answer, tmp_path, settled
+):
+    """They probably belong to another slide."""
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    annotations = [Annotation("polygon", (square + shift,)) for shift in (0, 950, 9000)]
+    write_geojson(tmp_path / "other.geojson", annotations)
+    answer(tmp_path / "other.geojson")
+    press(dock.load)
+    settled()
+    said = "'other.geojson': 3 objects. 2 not entirely on the slide: is it the right one?"
+    assert dock.status.value == said
 
 
 def test_objects_that_are_already_there_are_not_imported(

@@ -459,6 +459,22 @@ def finish_drawing(layer: Shapes) -> None:
         SHAPE_DRAWING.get(layer, "_finish_drawing")()
 
 
+def move_end(layer: Shapes, end: Sequence[float], *, straight: bool) -> None:
+    """Move the end of the line that the user is drawing; perhaps in steps of 45 degrees.
+
+    napari ignores movements of a few pixels along an axis, which tilts horizontal and vertical
+    lines.
+    """
+    start, _ = layer.data[-1]
+    offset = np.asarray(end, float) - start
+    if straight:
+        step = np.pi / 4
+        angle = round(np.arctan2(*offset[-2:]) / step) * step
+        offset[-2:] = np.hypot(*offset[-2:]) * np.array([np.sin(angle), np.cos(angle)])
+    with suppress(AttributeError):
+        SHAPES.get(layer).edit(len(layer.data) - 1, np.array([start, start + offset]))
+
+
 def drop_leftovers(layer: Shapes) -> None:
     """Drop the features and colors that napari keeps when it removes an outline without area."""
     count = len(layer.data)

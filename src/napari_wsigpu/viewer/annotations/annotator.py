@@ -40,6 +40,7 @@ from napari_wsigpu.viewer.napari_internals import (
     finish_drawing,
     is_being_drawn,
     main_window,
+    move_end,
     unwrapped,
 )
 from napari_wsigpu.viewer.view.arrangement import (
@@ -589,6 +590,8 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     mouse_move_callbacks(layer, _LastMove(event.__wrapped__))
     if is_outline and is_being_drawn(layer) and np.ptp(path, axis=0).max() >= LEAST_DRAG:
         _close_outline(layer, event)
+    if mode == "add_line" and is_being_drawn(layer):
+        move_end(layer, layer.world_to_data(event.position), straight="Shift" in event.modifiers)
     points = np.array(path if is_outline else [path[0], path[-1]], float)
     length = np.ptp(points, axis=0).max()
     if length < LEAST_DRAG or (is_outline and areas([points])[0] < LEAST_WIDTH * length):

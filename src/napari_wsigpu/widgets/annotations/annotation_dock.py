@@ -265,6 +265,7 @@ class Annotations(SlideDock):
     def on_shown(self, spontaneous: bool = False) -> None:
         """Fit the columns once napari's style, which sets the font, is applied."""
         super().on_shown(spontaneous)
+        self.status.reserve(2)
         self._refresh_soon()
         preload()
         if not self._shortcuts:
@@ -607,6 +608,10 @@ class Annotations(SlideDock):
         parts = [f"{count:,} object{'' if count == 1 else 's'}."] if count or not skipped else []
         if any(kind == "labels" for *_, kind in layers):
             parts.append(MANY)
+        slide = self.slide
+        beyond = sum(_reaches_beyond(_box(each), slide) for each in annotations) if slide else 0
+        if beyond:
+            parts.append(f"{beyond:,} not entirely on the slide: is it the right one?")
         locked = sum(each.locked for each in annotations)
         if locked:
             parts.append(f"Locks are kept but not enforced ({locked:,}).")
@@ -751,6 +756,12 @@ def _call_all(disconnects: list[Callable[[], object]]) -> None:
     for disconnect in disconnects:
         disconnect()
     disconnects.clear()
+
+
+def _box(annotation: Annotation) -> NDArray[np.float64]:
+    """Return the upper left and lower right corner of an object, (x, y)."""
+    points = np.concatenate(annotation.rings)
+    return np.stack([points.min(axis=0), points.max(axis=0)])
 
 
 def _reaches_beyond(box: NDArray[np.float64], slide: Slide) -> bool:

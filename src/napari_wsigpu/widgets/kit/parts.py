@@ -81,6 +81,14 @@ class Text(Label):  # type: ignore[misc]
             self.native.setText(text)
         self.visible = bool(text)
 
+    def reserve(self, lines: int) -> None:
+        """Keep room for a number of lines, also without text, so that nothing else moves."""
+        label: QLabel = self.native
+        policy = label.sizePolicy()
+        policy.setRetainSizeWhenHidden(True)
+        label.setSizePolicy(policy)
+        label.setMinimumHeight(lines * label.fontMetrics().lineSpacing())
+
     def keep_room(self) -> None:
         """Reserve the height of all lines at the current width; layouts do not."""
         label: QLabel = self.native
