@@ -18,6 +18,8 @@ import PIL.Image
 import tifffile
 from numpy.typing import NDArray
 
+from napari_wsigpu.codecs.jpeg import header_length
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
@@ -103,8 +105,7 @@ def make_large_jpeg(path: Path, side: int) -> None:
         options = {"quality": JPEG_QUALITY, "restart_marker_blocks": wide // 16}
         PIL.Image.fromarray(strip).save(file, "jpeg", subsampling="4:2:2", **options)
         data = file.getvalue()
-        start = data.index(b"\xff\xda")
-        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        start = header_length(data)
         header = data[:start]
         scans += re.split(rb"\xff[\xd0-\xd7]", data[start:-2])
     size = data.index(b"\xff\xc0") + 5

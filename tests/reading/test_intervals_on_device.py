@@ -20,7 +20,6 @@ pytest.importorskip("nvidia.nvimgcodec")
 # Intervals of 128 pixels: blocks of the decoder in each, and the height of a block.
 SAMPLINGS = {"4:4:4": (16, 8), "4:2:2": (8, 8), "4:2:0": (8, 16)}
 WIDTH = 640
-ROWS = 20
 
 
 @pytest.fixture(autouse=True)

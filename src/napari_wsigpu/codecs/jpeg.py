@@ -27,7 +27,7 @@ import imagecodecs
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     Data = bytes | memoryview
 
@@ -282,17 +282,19 @@ def strip_metadata(data: bytes) -> bytes:
     Levels contain tables and headers and are sent to other processes, and no decoder needs these
     segments.
     """
-    cuts = [(start, end) for marker, start, end in segments(data) if marker in METADATA]
-    for start, end in reversed(cuts):
-        data = data[:start] + data[end:]
-    return data
+    return _without(data, METADATA)
 
 
 def without_restarts(data: bytes) -> bytes:
     """Return a header without its restart interval."""
-    for marker, start, end in segments(data):
-        if marker == RESTART_INTERVAL:
-            return without_restarts(data[:start] + data[end:])
+    return _without(data, {RESTART_INTERVAL})
+
+
+def _without(data: bytes, markers: Container[int]) -> bytes:
+    """Return tables or a header without the segments of some markers."""
+    cuts = [(start, end) for marker, start, end in segments(data) if marker in markers]
+    for start, end in reversed(cuts):
+        data = data[:start] + data[end:]
     return data
 
 

@@ -277,8 +277,8 @@ __device__ bool first_block_differs(const unsigned char *scan, long long length,
 
 // Assemble pixels from the planes of JPEG tiles, and set the flag of each tile that may be wrong.
 // blockIdx.y is the tile; a thread computes a pixel, if the height is not 0, and searches a part of
-// the scan. across, down:
-// luma samples per chroma sample. Blocks of a strip, 8 pixels wide, alternate between two shades.
+// the scan. across, down: luma samples per chroma sample. Blocks of a strip, 8 pixels wide,
+// alternate between two shades.
 extern "C" __global__ void merge_planes(const JpegTile *tiles, int height, int width,
                                         int channels, int across, int down, int to_rgb,
                                         int *doubts) {

@@ -73,10 +73,8 @@ def _whole_tiles(batch: EncodedBatch, count: int) -> Integers:
     found: Integers = np.flatnonzero((lengths > len(END_OF_IMAGE)).all(axis=0))
     if not len(found):
         return found
-    encoded, ends = (
-        np.frombuffer(batch.view, np.uint8),
-        (batch.starts[:, :count] + lengths)[:, found],
-    )
+    encoded = np.frombuffer(batch.view, np.uint8)
+    ends = (batch.starts[:, :count] + lengths)[:, found]
     code = encoded[ends - 1]
     ended = (code == END_OF_IMAGE[1]) | ((code >= RESTARTS[0]) & (code <= RESTARTS[-1]))
     marked: Mask = (ended & (encoded[ends - 2] == END_OF_IMAGE[0])).all(axis=0)
