@@ -11,6 +11,7 @@ from napari_wsigpu.annotations.geojson import write_geojson
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from napari_wsigpu.annotations.annotation import Annotation
@@ -28,11 +29,15 @@ def save(slide: str, annotations: list[Annotation]) -> bool:
 
     The file's name contains only a hash of the slide's path, and the id of this process.
     """
-    path = _own(slide)
+    return write_private(_own(slide), lambda part: write_geojson(part, annotations))
+
+
+def write_private(path: Path, write: Callable[[Path], object]) -> bool:
+    """Replace a file in `folder` by what `write` writes; return whether it worked."""
     with suppress(OSError, SlideError):  # a full disk must not interrupt the user's work
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        write_geojson(part, annotations)
+        write(part)
         part.replace(path)
         return True
     return False

@@ -63,6 +63,7 @@ from napari_wsigpu.widgets.annotations.classes import (
     keep_own_classes,
     new_color,
     own_classes,
+    reclassify,
     set_texts,
 )
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations import Annotation
-    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.arrays import Array, Mask
     from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
@@ -332,7 +333,7 @@ class Annotations(SlideDock):
             self._is_unmeasured = False
             for row in self.rows.rows_of(active, active.selected_data):
                 self._size = self.rows.sizes(row)
-                if self.slide is not None and _reaches_beyond(self.rows.box(row), self.slide):
+                if self.slide is not None and _outside(self.rows.box(row), self.slide).any():
                     self._size = f"{self._size}. {BEYOND}" if self._size else BEYOND
                 if self._size:
                     self.status.say(self._size)
@@ -383,10 +384,9 @@ class Annotations(SlideDock):
         keep_own_classes(self._added)
         for slide in self.slides():
             for layer in self.layers(slide):
-                defaults, stated = layer.feature_defaults, layer.features.get(CLASS)
+                stated = layer.features.get(CLASS)
                 if stated is not None and (stated == name).any():
-                    classify(layer, np.flatnonzero(stated == name), name, color.name())
-                    layer.feature_defaults = defaults
+                    reclassify(layer, np.flatnonzero(stated == name), name, color.name())
         self._refresh()
 
     def _forget_class(self, name: str) -> None:
@@ -547,9 +547,7 @@ class Annotations(SlideDock):
         layer, text = self.rows.layers[number], text.strip()
         if column == 0:
             color = (self._classes.get(text) or new_color(text, self._classes)) if text else NONE
-            defaults = layer.feature_defaults
-            classify(layer, [index], text, color)
-            layer.feature_defaults = defaults
+            reclassify(layer, [index], text, color)
         else:
             set_texts(layer, EDITABLE[column], [index], text)
         soon(self.native, self._refresh)  # Qt still uses the row
@@ -608,8 +606,7 @@ class Annotations(SlideDock):
         parts = [f"{count:,} object{'' if count == 1 else 's'}."] if count or not skipped else []
         if any(kind == "labels" for *_, kind in layers):
             parts.append(MANY)
-        slide = self.slide
-        beyond = sum(_reaches_beyond(_box(each), slide) for each in annotations) if slide else 0
+        beyond = 0 if self.slide is None else _beyond(annotations, self.slide)
         if beyond:
             parts.append(f"{beyond:,} not entirely on the slide: is it the right one?")
         locked = sum(each.locked for each in annotations)
@@ -758,12 +755,15 @@ def _call_all(disconnects: list[Callable[[], object]]) -> None:
     disconnects.clear()
 
 
-def _box(annotation: Annotation) -> NDArray[np.float64]:
-    """Return the upper left and lower right corner of an object, (x, y)."""
-    points = np.concatenate(annotation.rings)
-    return np.stack([points.min(axis=0), points.max(axis=0)])
+def _beyond(annotations: list[Annotation], slide: Slide) -> int:
+    """Return the number of objects that are not entirely on a slide."""
+    sizes = [sum(map(len, each.rings)) for each in annotations]
+    points = [ring for each in annotations for ring in each.rings]
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return len(np.unique(owners[_outside(np.concatenate(points), slide)])) if points else 0
 
 
-def _reaches_beyond(box: NDArray[np.float64], slide: Slide) -> bool:
-    """Whether a box, corners (x, y) in pixels of level 0, reaches beyond a slide by a pixel."""
-    return bool((box < -1).any() or (box > np.array(slide.dimensions) + 1).any())
+def _outside(points: NDArray[np.float64], slide: Slide) -> Mask:
+    """Return the mask of points (x, y), in pixels of level 0, beyond a slide by a pixel."""
+    outside: Mask = (points < -1) | (points > np.array(slide.dimensions) + 1)
+    return outside[:, 0] | outside[:, 1]

@@ -58,12 +58,8 @@ def own_classes() -> dict[str, str]:
 
 def keep_own_classes(classes: Mapping[str, str]) -> None:
     """Keep classes, with their colors "#rrggbb", for other sessions."""
-    path = _own_classes()
-    with suppress(OSError):  # a full disk must not interrupt the user's work
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(dict(classes)), "utf-8")
-        part.replace(path)
+    text = json.dumps(dict(classes))
+    recovery.write_private(_own_classes(), lambda part: part.write_text(text, "utf-8"))
 
 
 def _own_classes() -> Path:
@@ -111,6 +107,13 @@ def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str)
         colors = np.array(getattr(layer, f"{part}_color"))
         colors[rows] = transform_color(new_color)
         setattr(layer, f"{part}_color", colors)
+
+
+def reclassify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str) -> None:
+    """Assign a class and its color to objects of a layer; new ones keep their class."""
+    defaults = layer.feature_defaults
+    classify(layer, rows, name, color)
+    layer.feature_defaults = defaults
 
 
 def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: str) -> None:
