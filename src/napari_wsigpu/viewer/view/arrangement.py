@@ -163,6 +163,11 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     fit_to(viewer, layers)
 
 
+def has_copy(viewer: Viewer, slide: Slide) -> bool:
+    """Whether another slide was opened from the same file; both share annotations."""
+    return any(each is not slide and each.path == slide.path for each in slides_of(viewer))
+
+
 def remove_slide(viewer: Viewer, slide: Slide) -> None:
     """Remove a slide's layers, and show the slide that follows it in the list.
 
@@ -171,7 +176,7 @@ def remove_slide(viewer: Viewer, slide: Slide) -> None:
     slides = slides_of(viewer)
     others = slides[slides.index(slide) + 1 :] + slides[: slides.index(slide)]
     layers = layers_of(viewer, slide)
-    if slide.path not in {each.path for each in others}:
+    if not has_copy(viewer, slide):
         layers += [layer for layer in viewer.layers if _owner(layer) == slide.path]
     if others and not viewer.canvas.grid.enabled:
         show_only(viewer, others[0])

@@ -14,6 +14,7 @@ from napari_wsigpu.slide.facts import title
 from napari_wsigpu.viewer.annotations.annotator import annotator_of
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import (
+    has_copy,
     line_up,
     remove_slide,
     show_all,
@@ -123,8 +124,7 @@ class SlideSwitcher(SlideDock):
         if slide is None:
             return
         keeper, window = annotator_of(self.viewer), main_window(self.viewer)
-        is_last = [each.path for each in self.slides()].count(slide.path) == 1
-        if is_last and window is not None:
+        if window is not None and not has_copy(self.viewer, slide):
             if not keeper.may_leave(window, slide.path):
                 return
             keeper.saved(slide.path)  # or discarded
