@@ -38,6 +38,7 @@ def write_private(path: Path, write: Callable[[Path], object]) -> bool:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         write(part)
+        part.chmod(0o600)
         part.replace(path)
         return True
     return False
