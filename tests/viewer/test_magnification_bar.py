@@ -9,12 +9,14 @@ from app_model.types import KeyBinding
 from napari._qt.widgets.qt_keyboard_settings import ShortcutEditor
 from napari.settings import get_settings
 from napari.utils.action_manager import action_manager
+from napari.utils.notifications import notification_manager
 from napari.utils.shortcuts import default_shortcuts
 from npe2 import PluginManager
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 
 from napari_wsigpu import convert
+from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.arrangement import active_slide, show_only
@@ -89,6 +91,18 @@ def test_buttons_show_magnifications_up_to_that_of_the_slide(viewer, bar, layer,
     assert marked(bar) == ["Fit"]
     click(bar.fit)
     assert marked(bar) == ["Fit"]
+
+
+def test_keys_stop_at_the_magnification_of_the_scan(viewer, bar, layer, qtbot):
+    press(viewer, Qt.Key_6)
+    qtbot.waitUntil(lambda: marked(bar) == [20])
+    [said] = notification_manager.records
+    assert (
+        said.message
+        == f"The slide was scanned at 20{TIMES}, so 20{TIMES} is shown instead of 40{TIMES}."
+    )
+    press(viewer, Qt.Key_5)
+    assert len(notification_manager.records) == 1
 
 
 def test_magnification_reached_by_other_means_is_marked(viewer, bar, layer, qtbot):

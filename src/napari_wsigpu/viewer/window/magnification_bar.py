@@ -20,8 +20,10 @@ from napari_wsigpu.viewer.view.navigation import (
     current_magnification,
     magnifications_of,
     magnify,
+    objective_of,
 )
 from napari_wsigpu.viewer.window.main_window import single_shot
+from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,10 +190,16 @@ def _nothing() -> None:
 
 
 def magnify_slide(viewer: Viewer, slide: Slide, number: int) -> None:
-    """Show a slide at an objective's magnification, unless the slide's own is unknown."""
-    layer = layer_of(viewer, slide)
-    if layer is not None:
-        magnify(viewer, layer, slide, number)
+    """Show a slide at an objective's magnification, or at the highest one that the bar offers."""
+    layer, offered = layer_of(viewer, slide), magnifications_of(slide)
+    if layer is not None and offered:
+        shown = min(number, offered[-1])
+        magnify(viewer, layer, slide, shown)
+        if shown < number:
+            show_info(
+                f"The slide was scanned at {objective_of(slide):.3g}{TIMES}, so {shown}{TIMES} is "
+                f"shown instead of {number}{TIMES}."
+            )
 
 
 def _view(viewer: Viewer) -> tuple[object, ...]:
