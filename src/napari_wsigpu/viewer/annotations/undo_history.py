@@ -167,6 +167,7 @@ def restore(layer: AnnotationLayer, state: State) -> None:
     """Restore a layer's content; this is quick if it differs only in the last shapes."""
     if isinstance(layer, Labels):
         return
+    selected = set(layer.selected_data)
     layer.selected_data = set()
     now = state_of(layer, state).data
     common = min(len(now), len(state.data))
@@ -191,4 +192,6 @@ def restore(layer: AnnotationLayer, state: State) -> None:
             layer.border_color = state.edges
         else:
             layer.edge_color = state.edges
+    if common == len(now) == len(state.data):  # the objects themselves have not changed
+        layer.selected_data = selected
     layer.refresh()
