@@ -14,7 +14,7 @@ from napari._qt.dialogs.confirm_close_dialog import ConfirmCloseDialog
 from napari.layers import Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from napari.utils.notifications import notification_manager
-from qtpy.QtCore import QPoint, Qt
+from qtpy.QtCore import QPoint, Qt, QTimer
 from qtpy.QtGui import QCloseEvent, QColor
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QColorDialog, QMainWindow, QMessageBox
@@ -595,6 +595,23 @@ def test_changes_are_undone_and_made_again(viewer, dock, slides):
 
 
 @pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_objects_stay_selected_when_their_class_is_undone(viewer, dock, slides, tool):
+    for place in (0.2, 0.5):
+        end = place if tool == "Point" else place + 0.1
+        layer = draw(viewer, dock, (place, place), (end, end), tool)
+    press(dock.tools["Select"])
+    layer.selected_data = {0}
+    press(dock.chips["Necrosis"])
+    QTest.qWait(3 * SETTLED_MS)
+    for step, expected in ((dock.undo, ""), (dock.redo, "Necrosis"), (dock.undo, "")):
+        press(step)
+        assert classes(layer) == [expected, ""]
+        assert (set(layer.selected_data), dock.table.selection) == ({0}, [0])
+    press(dock.undo)  # of the second object
+    assert set(layer.selected_data) == set()
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
 def test_a_slow_drag_of_an_object_is_one_step(viewer, dock, slides, tool):
     start = (0.5, 0.5)
     layer = draw(viewer, dock, start, (0.6, 0.6) if tool == "Rectangle" else start, tool)
@@ -999,6 +1016,33 @@ def test_closing_window_saves_annotations_of_every_slide(
     assert dock.keeper.unsaved() == []
 
 
+def test_closing_window_shows_slow_saving(
+    viewer, dock, slides, closing, answer, tmp_path, monkeypatch, gate
+):
+    draw(viewer, dock)
+    answer(tmp_path / "dark.geojson")
+    shown = []
+
+    def write(target, annotations):
+        assert gate.wait(10)
+        write_geojson(target, annotations)
+
+    def look():
+        dialog = QApplication.activeModalWidget()
+        shown.append(dialog.labelText())
+        dialog.reject()  # as Escape does
+        if len(shown) == 2:
+            gate.set()
+        else:
+            QTimer.singleShot(200, look)
+
+    monkeypatch.setattr(annotator, "write_geojson", write)
+    QTimer.singleShot(600, look)
+    assert closing(QMessageBox.Save) == ([UNSAVED], True)
+    assert shown == ["Saving the annotations of dark.tif…"] * 2
+    assert len(read_geojson(tmp_path / "dark.geojson")) == 1
+
+
 def test_a_slide_is_removed_with_its_annotations(
     viewer, dock, slides, answer, tmp_path, monkeypatch
 ):
@@ -1074,6 +1118,7 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, t
     QTest.qWait(100)
     [kept] = recovery.folder().glob(f"{recovery._digest(slide.path)}-*.geojson")
     assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert "dark" not in kept.name
     assert recovery.orphans(slide.path) == []  # this process still runs
     # Another process left it, and is no more.

@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from napari.layers import Image, Labels, Points, Shapes
 from napari.utils.events import EventEmitter
 from napari.utils.interactions import mouse_move_callbacks
 from qtpy.QtCore import QEvent, QObject, QTimer
-from qtpy.QtWidgets import QMessageBox
+from qtpy.QtWidgets import QApplication, QMessageBox, QProgressDialog
 
 from napari_wsigpu.annotations import recovery, write_geojson
 from napari_wsigpu.annotations.rings import areas
@@ -72,6 +73,7 @@ EDGE = 2  # width of outlines in pixels of the screen
 SETTLED_MS = 100  # pause after which changes become one undo step
 ZOOMED_MS = 150  # pause after which outlines are fitted to a new zoom
 KEEP_MS = 5000  # pause after which unsaved annotations are written to a recovery file
+POLL_S = 0.1  # pause between looks at a file that is being written
 FAR = 10_000  # pixels of the screen
 # Pixels of the screen: a shorter drag, or an outline that is thinner on average, is an accident.
 LEAST_DRAG, LEAST_WIDTH = 5, 2
@@ -168,17 +170,6 @@ class Annotator:
             self._keep_soon(slide.path)
             self.fit_outlines()
 
-    def save(self, path: str, target: str) -> None:
-        """Write the annotations of the slide at `path` to a GeoJSON file.
-
-        Raises
-        ------
-        TargetWriteError
-            If it cannot be written; the annotations are then still unsaved.
-        """
-        write_geojson(target, self.snapshot(path)())
-        self.saved(path)
-
     def saved(self, path: str) -> None:
         """Mark the annotations of the slide at `path` as saved; delete their recovery file."""
         self.history(path).unsaved = False
@@ -239,8 +230,14 @@ class Annotator:
         target = ask_where_to_save(window, f"Save annotations of {name}", start, GEOJSON)
         if not target:
             return False
+        convert = self.snapshot(path)
         try:
-            self.save(path, target)
+            run_modally(
+                window,
+                f"Saving the annotations of {name}…",
+                lambda: write_geojson(target, convert()),
+            )
+            self.saved(path)
         except SlideError as error:
             _answer(QMessageBox(QMessageBox.Warning, UNSAVED, str(error), QMessageBox.Ok, window))
             return False
@@ -468,6 +465,21 @@ def ask_to_leave(
     if paths:
         box.addButton(QMessageBox.Save).setText("Save…")
     return _answer(box)
+
+
+def run_modally(window: QMainWindow, title: str, work: Callable[[], object]) -> None:
+    """Call a function in another thread; block the window, and show the title, until it returns."""
+    with ThreadPoolExecutor(1, "slide-annotations") as executor:
+        future = executor.submit(work)
+        dialog = QProgressDialog(title, "", 0, 0, window)
+        dialog.setCancelButton(None)
+        dialog.setModal(True)
+        while wait([future], POLL_S).not_done:
+            dialog.show()  # again if the user has pressed Escape
+            QApplication.processEvents()
+        dialog.hide()  # now: it would block the next question
+        dialog.deleteLater()
+    future.result()  # raises what the function has raised
 
 
 def _answer(box: QMessageBox) -> QMessageBox.StandardButton:
