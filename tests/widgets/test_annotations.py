@@ -16,6 +16,7 @@ import napari_wsigpu
 from napari_wsigpu import Annotation, read_geojson, write_geojson
 from napari_wsigpu.viewer.annotations.annotation_layers import MANY, MOST_SHAPES, annotation_layers
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.window.saving import saved
 from napari_wsigpu.widgets.annotations.annotation_dock import TOOLS, Annotations
 from tests.widgets.conftest import click, drag
 
@@ -319,10 +320,10 @@ def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, 
     click(dock.save)
     settled()
     with target.open(encoding="utf-8", newline="") as file:
-        saved = list(csv.DictReader(file))
-    assert [row["Class"] for row in saved] == ["Tumor", "Stroma", ""]
-    assert float(saved[2]["Length µm"]) == pytest.approx(400 * x, rel=1e-4)
-    assert dock.status.value == "Saved 'table.csv'."
+        read = list(csv.DictReader(file))
+    assert [row["Class"] for row in read] == ["Tumor", "Stroma", ""]
+    assert float(read[2]["Length µm"]) == pytest.approx(400 * x, rel=1e-4)
+    assert dock.status.value == saved(target)
 
 
 def test_to_qupath_and_back(viewer, dock, shapes, answer, tmp_path, settled):
@@ -411,7 +412,7 @@ def test_labels_of_a_level_are_painted_and_saved(
         viewer.layers.selection.active = labels if value == 1 else layer
         click(dock.save_labels)
         settled()
-        assert dock.status.value == "Saved 'labels.zarr'."
+        assert dock.status.value == saved(target)
     zarr = pytest.importorskip("zarr")
     own = zarr.open_group(target, mode="r")["labels/Labels"]
     np.testing.assert_array_equal(own["0"][...], labels.data)

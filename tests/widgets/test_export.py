@@ -14,7 +14,7 @@ import zarr
 from napari.layers import Shapes
 from napari.utils.notifications import notification_manager
 from PIL import Image
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QPoint, Qt
 from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import Annotation, convert, open_slide, write_geojson
@@ -24,6 +24,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.arrangement import show_only
+from napari_wsigpu.viewer.window.saving import saved
 from napari_wsigpu.widgets.export.export_dock import CANCELLED, Export
 from napari_wsigpu.widgets.export.export_plan import ENDINGS, Kind, Part
 from tests.widgets.conftest import assert_text_grows, click, workers
@@ -160,7 +161,7 @@ def test_writes_a_drawn_rectangle_exactly(dock, layer, rectangle, answer, tmp_pa
         answer(target)
         click(dock.export)
         settled()
-        assert dock.status.value == f"Saved '{target.name}'."
+        assert dock.status.value == saved(target)
         assert {*tmp_path.iterdir()} == {*targets}
         with open_slide(sample_path(), "cpu") as slide:
             down = slide.level_downsamples[level]
@@ -169,6 +170,26 @@ def test_writes_a_drawn_rectangle_exactly(dock, layer, rectangle, answer, tmp_pa
             mpp = [value * down for value in slide.mpp]
         np.testing.assert_array_equal(read(target), expected)
         assert pixel_size(target) == pytest.approx(mpp, rel=1e-3)
+
+
+@pytest.mark.window
+def test_result_is_shown_below_the_button_and_moves_nothing(
+    viewer, dock, layer, answer, tmp_path, settled
+):
+    parts = [dock.export.native, dock.form.native]
+    choose(dock, region=WHOLE, level=3)
+    settled()
+    before = [part.mapTo(dock.native, QPoint(0, 0)) for part in parts]
+    folder = tmp_path / ("folder" * 5)
+    folder.mkdir()
+    answer(folder / "roi.ome.tif")
+    click(dock.export)
+    settled()
+    assert [part.mapTo(dock.native, QPoint(0, 0)) for part in parts] == before
+    status, export = dock.status.native, dock.export.native
+    assert status.height() >= status.heightForWidth(status.width())
+    assert 0 < status.y() - dock.buttons.native.geometry().bottom() < export.height()
+    assert status.width() <= dock.native.width()
 
 
 def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
@@ -181,7 +202,7 @@ def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
     answer(target)
     click(dock.export)
     settled()
-    assert dock.status.value == ("Saved 'roi.ome.tif'. Label images are not converted (1).")
+    assert dock.status.value == f"{saved(target)} Label images are not converted (1)."
 
 
 def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle, display):
@@ -588,7 +609,7 @@ def test_a_name_gets_the_ending_of_its_kind_once(dock, layer, answer, tmp_path, 
         answer(folder / typed)
         click(dock.export)
         settled()
-        assert dock.status.value == f"Saved '{written}'."
+        assert dock.status.value == saved(folder / written)
         assert [path.name for path in folder.iterdir()] == [written]
 
 
@@ -646,7 +667,7 @@ def test_each_selected_shape_becomes_a_file(
     answer(tmp_path / f"roi{ending}")
     click(dock.export)
     settled()
-    assert dock.status.value == f"Saved 'roi 1{ending}' and 1 more."
+    assert dock.status.value == saved(*(tmp_path / f"roi {number}{ending}" for number in (1, 2)))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"roi 1{ending}", f"roi 2{ending}"]
     with open_slide(sample_path(), "cpu") as slide:
         regions = (300, 200, 600, 500), (1000, 1000, 400, 300)
@@ -666,7 +687,7 @@ def test_a_shape_masks_its_file(
     answer(target)
     click(dock.export)
     settled()
-    assert dock.status.value == f"Saved '{target.name}'."
+    assert dock.status.value == saved(target)
     found = read(target)
     with open_slide(sample_path(), "cpu") as slide:
         down = slide.level_downsamples[level]

@@ -4,7 +4,7 @@ import pytest
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication, QFileDialog, QLineEdit, QMessageBox, QWidget
 
-from napari_wsigpu.viewer.window.saving import ask_where_to_save
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, saved
 
 FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
 
@@ -51,3 +51,12 @@ def test_a_file_is_replaced_only_if_the_user_agrees(save_as, tmp_path, name):
     (tmp_path / "one.png").touch()
     assert save_as(name, replaces=False) == ("", 1)
     assert save_as(name, replaces=True) == (str(tmp_path / "one.png"), 1)
+
+
+def test_files_and_folders_are_named_with_their_size(tmp_path):
+    folder, file = tmp_path / "a.zarr", tmp_path / "b.png"
+    (folder / "0").mkdir(parents=True)
+    (folder / "0" / "c").write_bytes(bytes(1500))
+    file.write_bytes(bytes(500))
+    assert saved(folder) == f"Saved 'a.zarr' (1.5 kB) in '{tmp_path}'."
+    assert saved(file, folder) == f"Saved 'b.png' and 1 more (2 kB) in '{tmp_path}'."

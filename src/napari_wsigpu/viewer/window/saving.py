@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from qtpy.QtWidgets import QFileDialog
 
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ def ask_for_folder(parent: QWidget, title: str, folder: Path) -> str:
     dialog = QFileDialog(parent, title, str(folder))
     dialog.setFileMode(QFileDialog.Directory)
     return _chosen(dialog)
+
+
+def saved(first: Path, *others: Path) -> str:
+    """State which files, or folders of OME-Zarr, were written, how large they are, and where."""
+    files = (each for path in (first, *others) for each in (path, *path.rglob("*")))
+    size = byte_size(sum(each.stat().st_size for each in files if each.is_file()))
+    more = f" and {len(others)} more" if others else ""
+    return f"Saved '{first.name}'{more} ({size}) in '{first.parent}'."
 
 
 def say_saved(path: str, result: object) -> None:

@@ -51,6 +51,7 @@ from napari_wsigpu.viewer.window.saving import (
     ask_for_file,
     ask_for_folder,
     ask_where_to_save,
+    saved,
     start_folder,
 )
 from napari_wsigpu.viewer.window.settings import settings
@@ -730,13 +731,17 @@ class Annotations(SlideDock):
             if isalive(self.native):  # the file is written even if the dock is closed
                 self.status.say(sentence)
 
-        def done(_: object) -> None:
+        def save() -> str:
+            work()
+            return saved(Path(path))
+
+        def done(sentence: str) -> None:
             if then is not None:
                 then()
-            say(f"Saved '{name}'.")
+            say(sentence)
 
         if self.slide is not None:
-            self.jobs.start(f"Writing {name}", self.slide, work, done, say)
+            self.jobs.start(f"Writing {name}", self.slide, save, done, say)
 
     def _ask_where(self, title: str, ending: str, filters: str) -> str:
         slide = self.slide

@@ -27,7 +27,7 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import open_viewers
 from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.notifications import show_warning
-from napari_wsigpu.viewer.window.saving import ask_where_to_save, start_folder
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, saved, start_folder
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.export.export_plan import (
     ENDINGS,
@@ -40,7 +40,16 @@ from napari_wsigpu.widgets.export.export_plan import (
     named,
     paths_of,
 )
-from napari_wsigpu.widgets.kit.parts import Form, Panel, Text, button, choice, offer, row
+from napari_wsigpu.widgets.kit.parts import (
+    Form,
+    Panel,
+    Text,
+    button,
+    choice,
+    offer,
+    retain_size,
+    row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,9 +100,7 @@ class Export:
                 return self._summarize(self.outcome_so_far())
             notes.update(dict.fromkeys(done.notes))
             self.written, self.part = self.written + 1, 0
-        (_, first), *others = self.files
-        more = f" and {len(others)} more" if others else ""
-        return self._summarize(" ".join([f"Saved '{first.name}'{more}.", *notes]))
+        return self._summarize(" ".join([saved(*(path for _, path in self.files)), *notes]))
 
     def outcome_so_far(self) -> str:
         """State how many files were written before the export was cancelled."""
@@ -179,10 +186,10 @@ class RegionExport(SlideDock):
             row(self.draw),
             self.summary,
             self.notes,
-            row(self.export, self.cancel),
         )
         page.stretch()
-        self.add_details(page, self.progress, self.status)
+        self.buttons = row(self.export, self.cancel)
+        self.add_details(page, self.buttons, self.status, self.progress)
 
         self.source.changed.connect(self._choose_slide)
         for each in fields[1:]:
@@ -219,6 +226,7 @@ class RegionExport(SlideDock):
             with self.source.changed.blocked():
                 self.source.value = slide
             self.level.value = slide.pyramid[0].number
+        self.buttons.visible = slide is not None
         self.status.say("")
         self._update()
 
@@ -232,6 +240,8 @@ class RegionExport(SlideDock):
     def on_shown(self, spontaneous: bool = False) -> None:
         """Update the summary when the dock becomes visible."""
         super().on_shown(spontaneous)
+        retain_size(self.progress)
+        self.status.reserve(4)
         self._update()
 
     def on_hidden(self) -> None:

@@ -84,9 +84,7 @@ class Text(Label):  # type: ignore[misc]
     def reserve(self, lines: int) -> None:
         """Keep room for a number of lines, also without text, so that nothing else moves."""
         label: QLabel = self.native
-        policy = label.sizePolicy()
-        policy.setRetainSizeWhenHidden(True)
-        label.setSizePolicy(policy)
+        retain_size(self)
         label.setMinimumHeight(lines * label.fontMetrics().lineSpacing())
 
     def keep_room(self) -> None:
@@ -94,6 +92,13 @@ class Text(Label):  # type: ignore[misc]
         label: QLabel = self.native
         label.setMinimumHeight(0)  # otherwise heightForWidth returns at least the old minimum
         label.setMinimumHeight(max(label.heightForWidth(label.width()), 0))
+
+
+def retain_size(widget: Widget) -> None:
+    """Keep the room of a widget while it is hidden, so that nothing else moves."""
+    policy = widget.native.sizePolicy()
+    policy.setRetainSizeWhenHidden(True)
+    widget.native.setSizePolicy(policy)
 
 
 class Title(Hosted[QElidingLabel]):
