@@ -323,7 +323,7 @@ def test_changed_objects_keep_the_class_of_the_next_object(viewer, dock, slides,
     drag_and_wait(viewer, ends[1], ends[1] if tool == "Point" else (0.6, 0.6))
     assert_marked(dock, layer, 1, "Stroma")
     keys(viewer, Qt.Key_Delete, Qt.NoModifier)
-    dock._edit(0, 5, "gland")
+    dock._edit(0, 1, "gland")
     dock.table.native.selectRow(0)  # the Tumor
     QTest.qWait(3 * PATIENCE_MS)
     assert classes(layer) == ["Tumor"]

@@ -21,7 +21,7 @@ from napari_wsigpu.widgets.annotations.annotation_dock import TOOLS, Annotations
 from tests.widgets.conftest import click, drag
 
 SQUARE = np.array([(500, 600), (900, 600), (900, 1000), (500, 1000)], float)
-NAME = 5  # column
+NAME, SHAPE = 1, 4  # columns
 DRAWN = [
     Annotation("polygon", (SQUARE, SQUARE / 4 + 500), "gland", "Tumor", (200, 0, 0)),
     Annotation("polygon", (SQUARE + 800,), "", "Stroma", (150, 200, 150)),
@@ -56,6 +56,11 @@ def mpp(layer):
 def cells(dock, row):
     model = dock.table.model
     return [model.index(row, column).data() for column in range(model.columnCount())]
+
+
+def titles(dock):
+    model = dock.table.model
+    return [model.headerData(column, Qt.Horizontal) for column in range(model.columnCount())]
 
 
 def click_row(dock, row, column=0, modifier=Qt.NoModifier):
@@ -189,10 +194,44 @@ def test_the_table_says_how_large_each_is(dock, shapes, layer):
     x, y = mpp(layer)
     area = (400 * 400 - 100 * 100) * x * y
     assert dock.rows.measurement(0).area == pytest.approx(area, rel=1e-4)
-    assert cells(dock, 0) == [
-        "Tumor", f"{area:,.0f} µm²", "", cells(dock, 0)[3], "polygon", "gland"
-    ]  # fmt: skip
-    assert cells(dock, 2)[1:3] == ["", f"{400 * x:.4g} µm"]
+    around = 2 * 500 * (x + y)
+    assert cells(dock, 0) == ["Tumor", "gland", f"{area:,.0f}", f"{around:,.0f}", "polygon"]
+    assert cells(dock, 2)[2:4] == ["", f"{400 * x:.4g}"]
+    assert titles(dock) == ["Class", "Name", "Area µm²", "Length µm", "Shape"]
+
+
+def test_the_areas_of_a_table_have_one_unit(viewer, dock, layer, qtbot):
+    """Square millimeters if all are large."""
+    large = [Annotation("polygon", (SQUARE * 3,)), Annotation("line", (SQUARE[:2],))]
+    small = Annotation("polygon", (SQUARE / 8,))
+    x, y = mpp(layer)
+    for drawn, unit, scale in ((large, "mm²", 1e-6), ([*large, small], "µm²", 1)):
+        [(data, attributes, _)] = annotation_layers(drawn, "Annotations", layer)
+        shapes = viewer.add_shapes(data, **attributes)
+        qtbot.waitUntil(lambda: len(dock.rows) == len(drawn))  # noqa: B023
+        assert titles(dock)[2] == f"Area {unit}"
+        shown = [float(cells(dock, row)[2].replace(",", "") or 0) for row in range(len(drawn))]
+        expected = np.array([1200**2, 0, 50**2])[: len(drawn)] * x * y * scale
+        np.testing.assert_allclose(shown, expected, rtol=1e-3)
+        viewer.layers.remove(shapes)
+
+
+def test_long_texts_leave_room_for_other_columns(viewer, dock, layer, qtbot):
+    name = "a very long name " * 5
+    [(data, attributes, _)] = annotation_layers(
+        [Annotation("polygon", (SQUARE,), name, "Tumor")], "Annotations", layer
+    )
+    viewer.add_shapes(data, **attributes)
+    qtbot.waitUntil(lambda: len(dock.rows) == 1)
+    table = dock.table.native
+    table.setFixedWidth(300)
+    bounds = [table.columnViewportPosition(column) for column in range(5)]
+    assert table.columnWidth(NAME) < 150
+    assert bounds[3] < 300  # class, name and area are visible
+    assert table.model().index(0, NAME).data(Qt.ToolTipRole) == name
+    table.setFixedWidth(600)
+    QTest.qWait(20)
+    assert bounds[SHAPE] + table.columnWidth(SHAPE) == table.viewport().width()
 
 
 def test_sizes_are_in_pixels_where_the_file_names_none(viewer, dock, slide_is_open, tmp_path):
@@ -203,7 +242,7 @@ def test_sizes_are_in_pixels_where_the_file_names_none(viewer, dock, slide_is_op
     [(data, attributes, _)] = annotation_layers(DRAWN[1:2], "Annotations", plain)
     viewer.add_shapes(data, **attributes)
     assert dock.rows.measurement(0).area == pytest.approx(160_000)
-    assert cells(dock, 0)[1] == "160,000 px²"
+    assert (titles(dock)[2], cells(dock, 0)[2]) == ("Area px²", "160,000")
     assert dock.summary.value == "1 object, area 160,000 px²"
 
 
@@ -265,10 +304,10 @@ def test_names_are_written_into_the_table(dock, shapes, qtbot, caplog):
 def test_a_click_on_a_row_does_not_scroll_sideways(dock, shapes):
     table = dock.table.native
     table.setFixedWidth(150)
-    click_row(dock, 0, NAME)
+    click_row(dock, 0, SHAPE)
     place = table.horizontalScrollBar().value()
     assert place > 0
-    click_row(dock, 2, NAME)
+    click_row(dock, 2, SHAPE)
     assert dock.table.selection == [2]
     assert table.horizontalScrollBar().value() == place
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,18 +34,11 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # rows that are measured together
 SQUARE_MM = 1e-6  # square millimeters in a square micrometer
+WITHOUT_AREA = "point", "line", "path"
 LARGE = 1e5  # square micrometers; larger areas are shown in square millimeters
 MOST_SUMMED = 5000
-EDITABLE = {0: CLASS, 5: NAME}
-TITLES = (
-    ("Class", "Class of the object; double-click to change it"),
-    ("Area", "Area without holes"),
-    ("Length", "Length of a line"),
-    ("Perimeter", "Length of the outline, including holes"),
-    ("Shape", "Kind of shape"),
-    ("Name", "Name of the object; double-click to change it"),
-)
-NUMBERS = {1: "area", 2: "length", 3: "perimeter"}
+AREA, LENGTH, SHAPE = 2, 3, 4  # columns; those before are texts
+EDITABLE = {0: CLASS, 1: NAME}
 
 
 @dataclass
@@ -94,11 +88,36 @@ class AnnotationTable:
     @property
     def titles(self) -> Sequence[tuple[str, str]]:
         """Title and tooltip of each column."""
-        return TITLES
+        length = "px" if self.mpp is None else "µm"
+        area = "mm" if self._has_large_areas else length
+        return (
+            ("Class", "Class of the object; double-click to change it"),
+            ("Name", "Name of the object; double-click to change it"),
+            (f"Area {area}²", "Area without holes"),
+            (f"Length {length}", "Length of a line, or of an outline including holes"),
+            ("Shape", "Kind of shape"),
+        )
+
+    @cached_property
+    def _has_large_areas(self) -> bool:
+        """Whether the boxes of all outlines are large, so that the column is in mm²."""
+        smallest = []
+        for vertices, types, pixels_of in zip(
+            self._vertices, self._types, self._pixels_of, strict=True
+        ):
+            closed = [
+                each for each, kind in zip(vertices, types, strict=True) if kind not in WITHOUT_AREA
+            ]
+            if closed and self.mpp is not None:
+                points = pixels_of(np.concatenate(closed)) * self.mpp[::-1]
+                starts = np.cumsum([0, *map(len, closed[:-1])])
+                sides = np.maximum.reduceat(points, starts) - np.minimum.reduceat(points, starts)
+                smallest.append(sides.prod(axis=1).min())
+        return min(smallest, default=0) >= LARGE
 
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
-        return column in NUMBERS
+        return column in (AREA, LENGTH)
 
     def is_editable(self, column: int) -> bool:
         """Whether the user may edit a column."""
@@ -123,19 +142,26 @@ class AnnotationTable:
     def text(self, row: int, column: int) -> str:
         """Return the text of a cell."""
         number, index = self.position(row)
-        if column in NUMBERS:
-            value: float | None = getattr(self.measurement(row), NUMBERS[column])
-            return "" if value is None else self._size(value, is_area=NUMBERS[column] == "area")
-        if column not in EDITABLE:
+        if column in (AREA, LENGTH):
+            found = self.measurement(row)
+            value = found.area if column == AREA else found.length or found.perimeter
+            scale = SQUARE_MM if column == AREA and self._has_large_areas else 1
+            return "" if value is None else _readable(value * scale)
+        if column == SHAPE:
             return self._types[number][index]
         texts = self._texts[number].get(EDITABLE[column], [])
-        found = texts[index] if index < len(texts) else ""
-        return found if isinstance(found, str) else ""
+        text = texts[index] if index < len(texts) else ""
+        return text if isinstance(text, str) else ""
 
     def sizes(self, row: int) -> str:
         """Return an object's sizes on one line; empty for a point."""
-        texts = {name: self.text(row, column) for column, name in NUMBERS.items()}
-        return ", ".join(f"{name} {text}" for name, text in texts.items() if text).capitalize()
+        found = self.measurement(row)
+        values = {name: getattr(found, name) for name in ("area", "length", "perimeter")}
+        return ", ".join(
+            f"{name} {self._size(value, is_area=name == 'area')}"
+            for name, value in values.items()
+            if value is not None
+        ).capitalize()
 
     def measurement(self, row: int) -> Measurement:
         """Measure an object, in micrometers if the pixel size is known."""
@@ -193,7 +219,8 @@ class AnnotationTable:
             found = self.measurement(row)
             values = (found.area, found.length, found.perimeter)
             cells = ["" if value is None else f"{value:.10g}" for value in values]
-            writer.writerow([self.text(row, 5), self.text(row, 0), *cells, self.text(row, 4)])
+            name, kind, shape = (self.text(row, column) for column in (1, 0, SHAPE))
+            writer.writerow([name, kind, *cells, shape])
         return text.getvalue()
 
     def _size(self, value: float, *, is_area: bool) -> str:

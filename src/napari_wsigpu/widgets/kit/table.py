@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qtpy.QtGui import QWheelEvent
 
 MEASURED = 20  # rows that determine the width of columns
+WIDEST = 16  # characters of a column; tooltips show longer texts
 
 
 class Rows(Protocol):
@@ -126,6 +127,7 @@ class Table(Hosted[QTableView]):
         table.setHorizontalScrollBar(_Bar(Qt.Horizontal))
         table.horizontalHeader().setSectionResizeMode(QHeaderView.Interactive)
         table.horizontalHeader().setHighlightSections(False)
+        table.horizontalHeader().setStretchLastSection(True)
         table.horizontalHeader().setResizeContentsPrecision(MEASURED)
         # With the table's selection model, the header would read every selected cell on each
         # repaint.
@@ -141,6 +143,9 @@ class Table(Hosted[QTableView]):
         self.model.show(rows)
         self._syncing = False
         self.native.resizeColumnsToContents()
+        widest = WIDEST * self.native.fontMetrics().averageCharWidth()
+        for column in range(self.model.columnCount()):
+            self.native.setColumnWidth(column, min(self.native.columnWidth(column), widest))
 
     @property
     def selection(self) -> list[int]:
