@@ -20,7 +20,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     slide_layer_for,
     to_pixels,
 )
-from napari_wsigpu.viewer.contributions.geojson_files import get_geojson_reader
+from napari_wsigpu.viewer.contributions.geojson_files import get_geojson_reader, read_annotations
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_layers
 
@@ -99,7 +99,20 @@ def test_layers_are_named_after_their_slide(model):
     names = [layer.name for layer in added(*model, ALL)]
     assert names == ["he_phantom of QuPath annotations", "he_phantom of QuPath points"]
     [(_, attributes, _)] = annotation_layers(ALL[:1], "without a slide")
-    assert attributes["name"] == "without a slide"
+    assert attributes["name"] == "without a slide annotations"
+    for title, name in (
+        ("he_phantom.svs", "he_phantom annotations"),
+        ("1.2.840.5 (2)", "he_phantom 1.2.840.5 (2) annotations"),
+    ):
+        [(_, attributes, _)] = annotation_layers(ALL[:1], title, model[1])
+        assert attributes["name"] == name
+
+
+def test_layers_are_named_after_the_whole_name_of_a_file(tmp_path):
+    path = tmp_path / "TCGA-A1.02.v3.geojson.gz"
+    write_geojson(path, ALL[:1])
+    [(_, attributes, _)] = read_annotations(str(path))
+    assert attributes["name"] == "TCGA-A1.02.v3 annotations"
 
 
 def test_layers_keep_all_that_objects_say(model):

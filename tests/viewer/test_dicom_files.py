@@ -111,6 +111,7 @@ def test_segmentations_elsewhere(tmp_path):
         layer = Layer.create(*slide_layers(slide)[0])
         _, attributes, _ = segmentation_layer(turned, "a", layer)
         np.testing.assert_allclose(attributes["scale"], (1, 0.5))
+        assert attributes["name"] == "a segmentation"
 
 
 def test_large_segmentations_have_levels():

@@ -1284,7 +1284,7 @@ def test_the_first_tool_imports_nothing(tmp_path, display):
 
 
 def test_window_with_unsaved_labels_asks(viewer, dock, slides, closing, answer, tmp_path, settled):
-    only = "The labels 'Labels' are not saved. Save labels in the Annotate dock."
+    only = "The labels 'dark labels' are not saved. Save labels in the Annotate dock."
     both = only.replace("The", "The annotations of 'dark.tif' and the")
     press(dock.add_labels)
     assert closing(0) == (["napari"], False)  # nothing is painted

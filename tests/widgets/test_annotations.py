@@ -453,7 +453,7 @@ def test_labels_of_a_level_are_painted_and_saved(
         settled()
         assert dock.status.value == saved(target)
     zarr = pytest.importorskip("zarr")
-    own = zarr.open_group(target, mode="r")["labels/Labels"]
+    own = zarr.open_group(target, mode="r")["labels/labels"]
     np.testing.assert_array_equal(own["0"][...], labels.data)
     [multiscale] = own.attrs["ome"]["multiscales"]
     [scale, *_] = multiscale["datasets"][0]["coordinateTransformations"]
@@ -465,7 +465,7 @@ def test_labels_of_a_level_are_painted_and_saved(
     click(dock.open_labels)
     settled()
     continued = viewer.layers.selection.active
-    assert (continued.name, dock.status.value) == ("Labels", "'labels.zarr': Labels")
+    assert (continued.name, dock.status.value) == ("he_phantom labels", "'labels.zarr': labels")
     np.testing.assert_array_equal(continued.data, labels.data)
     np.testing.assert_allclose(continued.scale, labels.scale)
     np.testing.assert_allclose(continued.translate, labels.translate)

@@ -16,6 +16,7 @@ from napari_wsigpu.annotations.masks import WITH_AREA
 from napari_wsigpu.annotations.rings import ellipse, joined, split
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.object_labels import object_labels
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.view.region import to_slide
@@ -101,9 +102,11 @@ def image_placement(
     return flat_placement(layer) | {"scale": scale, "translate": place[-2:]}
 
 
-def layer_name(slide: Slide, title: str, kind: str) -> str:
+def layer_name(slide: Slide | None, title: str, kind: str) -> str:
     """Return a layer's name: its slide, the part of a title that adds to it, and what it holds."""
-    name = slide_name(slide)
+    name = "" if slide is None else slide_name(slide)
+    if slide is not None:
+        title = title.replace(file_name(slide.path), name)
     extends = title.startswith(name) and not title[len(name) : len(name) + 1].isalnum()
     rest = title[len(name) :].strip(" _-.") if extends else title
     return " ".join(part for part in (name, rest.removesuffix(kind).rstrip(" _-."), kind) if part)
@@ -144,9 +147,8 @@ def annotation_layers(
     }
     common["metadata"] = metadata
     of_points = dict(common)
-    if slide is not None:
-        common["name"] = layer_name(slide, name, "annotations")
-        of_points["name"] = layer_name(slide, name, "points")
+    common["name"] = layer_name(slide, name, "annotations")
+    of_points["name"] = layer_name(slide, name, "points")
     shapes = [annotation for annotation in annotations if annotation.kind != "points"]
     objects = [annotation for annotation in shapes if annotation.kind in WITH_AREA]
     if len(objects) > MOST_SHAPES:

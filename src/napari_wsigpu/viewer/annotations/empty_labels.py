@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.model.errors import LevelError
-from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, image_placement
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE, image_placement, layer_name
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -35,7 +35,7 @@ def add_labels(
     slide: Slide,
     number: int,
     pixels: Array | None = None,
-    name: str = "Labels",
+    name: str = "",
 ) -> Labels:
     """Add a labels layer above a slide, at the resolution of a level.
 
@@ -50,7 +50,7 @@ def add_labels(
     pixels : ndarray, optional
         Object numbers, as large as the level; by default there is no object.
     name : str
-        Name of the layer.
+        What the labels show; the layer's name also states the slide.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def add_labels(
         )
     downsample = image.downsample(slide.layout.levels[0])
     attributes: Attributes = image_placement(layer, (downsample, downsample)) | {
-        "name": name,
+        "name": layer_name(slide, name, "labels"),
         "metadata": {SLIDE: slide.path, LEVEL: number},
     }
     if pixels is None:

@@ -10,6 +10,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     NAME,
     SLIDE,
     image_placement,
+    layer_name,
 )
 from napari_wsigpu.viewer.layers.label_layers import label_colors
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
@@ -33,7 +34,7 @@ def segmentation_layer(found: Segmentation, name: str, slide_layer: Layer | None
     found : Segmentation
         The segmentation.
     name : str
-        The layer's name.
+        The file's name, for that of the layer.
     slide_layer : Layer, optional
         A layer of the slide to place it on: at its position on the glass if the slide is DICOM,
         else at the slide's corner.
@@ -55,7 +56,7 @@ def segmentation_layer(found: Segmentation, name: str, slide_layer: Layer | None
     }
     segments = found.segments.items()
     attributes: Attributes = {
-        "name": name,
+        "name": layer_name(slide_of(slide_layer), name, "segmentation"),
         "features": {
             "index": [number for number, _ in segments],
             CLASS: [segment.kind for _, segment in segments],

@@ -73,8 +73,8 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
     viewer = napari.current_viewer()
     layers: list[LayerData] = []
     for name in [path] if isinstance(path, str) else path:
-        title = Path(name).name.partition(".")[0]
-        slide_layer = slide_layer_for(viewer, {"name": title}, _stem(name))
+        title = _stem(name)
+        slide_layer = slide_layer_for(viewer, {"name": title}, title)
         slide, kind = slide_of(slide_layer), sop_class(name)
         if kind == SEGMENTATION:
             found = [segmentation_layer(read_dicom_segmentation(name), title, slide_layer)]

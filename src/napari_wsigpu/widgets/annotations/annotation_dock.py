@@ -42,7 +42,7 @@ from napari_wsigpu.viewer.annotations.annotator import (
     preload,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
-from napari_wsigpu.viewer.layers.slide_layers import slide_name
+from napari_wsigpu.viewer.layers.slide_layers import slide_name, stem_of
 from napari_wsigpu.viewer.napari_internals import is_being_drawn
 from napari_wsigpu.viewer.view.navigation import center_on_box
 from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
@@ -599,7 +599,8 @@ class Annotations(SlideDock):
 
     def _add(self, name: str, annotations: list[Annotation], skipped: int = 0) -> None:
         """Add objects to the slide; report their number, and that of objects left out."""
-        layers = annotation_layers(annotations, name.partition(".")[0], self.layer_of_slide())
+        title = stem_of(name.removesuffix(".gz"))
+        layers = annotation_layers(annotations, title, self.layer_of_slide())
         count = 0  # as in the table, which lists each of several points
         for data, attributes, kind in layers:
             getattr(self.viewer, f"add_{kind}")(data, **attributes)
@@ -711,9 +712,11 @@ class Annotations(SlideDock):
         path = self._ask_where("Save labels", " labels.zarr", ZARR)
         if path:
             pixels, strokes = np.array(labels.data), self.keeper.strokes(labels)
+            # Without what `add_labels` adds, which would also name the slide in the file.
+            name = labels.name.removeprefix(slide_name(slide)).removesuffix("labels").strip()
             self._write(
                 path,
-                partial(save_labels, slide, path, pixels, level=level, name=labels.name),
+                partial(save_labels, slide, path, pixels, level=level, name=name or "labels"),
                 partial(self.keeper.saved_labels, labels, strokes),
             )
 
