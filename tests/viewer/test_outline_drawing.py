@@ -71,6 +71,42 @@ def test_few_shapes_are_napari_s(viewer, shown):
 
 
 @pytest.mark.window
+@pytest.mark.parametrize("count", [2, LEAST])
+def test_pale_outlines_have_a_dark_rim(viewer, shown, count):
+    image, layer = shown
+    layer.remove(list(range(count, LEAST)))
+    classify(layer, range(count), "Ignore*", "#f0f0f0")
+    viewer.layers.selection.clear()
+    zoom = 0.3 / image.scale[0]
+    _, pixels = blue_pixels(viewer, image, zoom)
+    layer.visible = False
+    _, plain = blue_pixels(viewer, image, zoom)
+    darker = (plain - pixels)[100].max(axis=1) > 60
+    assert 2 <= np.count_nonzero(darker) <= 6  # on each side of two outlines
+    assert np.count_nonzero(pixels[100].min(axis=1) > 225) >= 2
+    found = annotator_of(viewer).annotations(slide_of(image))
+    assert {each.color for each in found} == {(240, 240, 240)}
+
+
+@pytest.mark.window
+def test_selected_outlines_have_no_rim(viewer, shown):
+    """It would cover napari's highlight."""
+    image, layer = shown
+    layer.remove(list(range(2, LEAST)))
+    layer.mode = "select"
+    layer.selected_data = {0}
+    zoom = 0.3 / image.scale[0]
+    _, selected = blue_pixels(viewer, image, zoom)
+    layer_visual(viewer, layer).node.children[-1].visible = False
+    _, alone = blue_pixels(viewer, image, zoom)
+    np.testing.assert_array_equal(selected[100], alone[100])
+    layer.selected_data = {1}
+    layer._value = (1, None)  # under the mouse
+    layer.remove_selected()
+    assert len(layer.data) == 1
+
+
+@pytest.mark.window
 def test_napari_draws_few_shapes_in_their_new_colors(viewer, shown):
     image, layer = shown
     classify(layer, range(LEAST), "Stroma", "#00ff00")

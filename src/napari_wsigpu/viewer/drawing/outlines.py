@@ -4,6 +4,9 @@ napari draws every triangle of every shape in each frame, and recomputes the tri
 outlines when their width changes. For layers of at least `LEAST` shapes, `OutlineDrawing` uploads
 all outlines once. It draws the visible ones with a constant width on screen, and outlines of a few
 pixels as points. napari still selects and edits the shapes.
+
+Outlines have a dark rim, without which pale colors are invisible on glass and stained tissue. In
+layers of fewer shapes, `OutlineDrawing` draws only the outlines with their rim, over napari's.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 
 LEAST = 1000  # shapes; napari draws fewer without a noticeable delay
 WIDTH = 2  # pixels of the screen
+RIM = 1  # the same, on each side of an outline
+RIM_OPACITY = 0.6
+MOST_RIMS = 20_000  # segments with a rim; more would delay frames without a graphics card
 DOT = 4  # pixels of the screen; smaller rings are drawn as points
 STEP = 3  # pixels of the screen: length of the segments of a simplified outline
 FEWEST = 8  # vertices that a simplified closed outline keeps
@@ -164,9 +170,9 @@ def _set_color(content: Any, colors: Array, kind: str) -> None:
 class _Part(Visual):  # type: ignore[misc]
     """Triangles, lines or points with a color per vertex."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, width: int = WIDTH) -> None:
         super().__init__(VERTEX, FRAGMENT)
-        self._draw_mode = mode
+        self._draw_mode, self._width = mode, width
         self._index_buffer = IndexBuffer()
         self.set_gl_state("translucent", depth_test=False, cull_face=False)
         self.shared_program["size"] = 1.0
@@ -192,7 +198,7 @@ class _Part(Visual):  # type: ignore[misc]
 
     def _prepare_draw(self, view: Visual) -> bool:
         if self._draw_mode == "lines":
-            self.update_gl_state(line_width=WIDTH * view.transforms.pixel_scale)
+            self.update_gl_state(line_width=self._width * view.transforms.pixel_scale)
         return not self.empty
 
 
@@ -201,12 +207,14 @@ class _OutlinesVisual(CompoundVisual):  # type: ignore[misc]
         self._outlines: Outlines | None = None
         self._view: tuple[object, ...] = ()
         self._fills, self._lines, self._dots = map(_Part, ("triangles", "lines", "points"))
-        super().__init__([self._fills, self._lines, self._dots])
+        self._rims = _Part("lines", WIDTH + 2 * RIM)
+        super().__init__([self._fills, self._rims, self._lines, self._dots])
 
     def set_outlines(self, outlines: Outlines) -> None:
         self._outlines, self._view = outlines, ()
         self._fills.set_vertices(outlines.fill_vertices)
         self._lines.set_vertices(outlines.vertices)
+        self._rims.set_vertices(outlines.vertices)
         self._dots.set_vertices(outlines.centers, outlines.sizes)
 
     def set_colors(self, edges: Array, faces: Array) -> None:
@@ -214,6 +222,8 @@ class _OutlinesVisual(CompoundVisual):  # type: ignore[misc]
         if outlines is not None:
             self._fills.set_colors(faces[outlines.fill_owners])
             self._lines.set_colors(edges[outlines.owners])
+            rims = edges * (0, 0, 0, RIM_OPACITY)
+            self._rims.set_colors(rims[outlines.owners])
             self._dots.set_colors(edges[outlines.ring_owners])
 
     def _prepare_draw(self, view: Any) -> bool:
@@ -228,9 +238,11 @@ class _OutlinesVisual(CompoundVisual):  # type: ignore[misc]
         key = (*low.tolist(), *high.tolist(), zoom)
         if key != self._view:
             self._view = key
-            parts = self._fills, self._lines, self._dots
-            for part, indices in zip(parts, outlines.seen(low, high, zoom), strict=True):
-                part.set_seen(indices, zoom)
+            faces, lines, dots = outlines.seen(low, high, zoom)
+            self._fills.set_seen(faces, zoom)
+            self._rims.set_seen(lines if len(lines) <= MOST_RIMS else lines[:0], zoom)
+            self._lines.set_seen(lines, zoom)
+            self._dots.set_seen(dots, zoom)
         return True
 
 
@@ -287,14 +299,17 @@ class OutlineDrawing:
     def _on_data(self, event: Event | None = None) -> None:
         active, content = self.is_active, SHAPES.get(self._layer)
         self._visual.node.shape_faces.visible = not active
-        if self._node is not None:
-            self._node.visible = active
-        if not active:
+        if active:
+            # napari creates a new shape list for new data.
+            SHAPE_LIST.override(content, "_set_color", partial(_set_color, content))
+        else:
             self._color_mesh(content)
             self._napari_draws()
+        is_shown = bool(self._layer.ndim == 2 and self._layer.nshapes)
+        if self._node is not None:
+            self._node.visible = is_shown
+        if not is_shown:
             return
-        # napari creates a new shape list for new data.
-        SHAPE_LIST.override(content, "_set_color", partial(_set_color, content))
         if self._node is None:
             self._node = _OutlinesNode(parent=self._visual.node)
         data = self._layer.data
@@ -315,7 +330,7 @@ class OutlineDrawing:
                 SHAPE_LIST.get(content, "_set_color")(colors, kind)
 
     def _on_highlight(self, event: Event | None = None) -> None:
-        if self._node is not None and self.is_active and len(self._data) == self._layer.nshapes:
+        if self._node is not None and len(self._data) == self._layer.nshapes > 0:
             self._set_colors()
 
     def _set_colors(self) -> None:
@@ -324,6 +339,13 @@ class OutlineDrawing:
             edges[list(self._layer.selected_data), :3] = SHAPES.get(
                 self._layer, "_highlight_color"
             )[:3]
+        if not self.is_active:  # don't cover napari's fills and highlights
+            faces[:, 3] = 0
+            highlighted = set(self._layer.selected_data)
+            if self._layer.mode == "select":
+                highlighted.add((SHAPES.get(self._layer, "_value") or (None,))[0])
+            # While napari removes shapes, it still highlights them.
+            edges[[each for each in highlighted if each in range(len(edges))], 3] = 0
         now = edges, faces
         if self._colors is None or not all(map(np.array_equal, now, self._colors)):
             self._colors = now
