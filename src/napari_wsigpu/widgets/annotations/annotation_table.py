@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # rows that are measured together
 SQUARE_MM = 1e-6  # square millimeters in a square micrometer
-WITHOUT_AREA = "point", "line", "path"
 LARGE = 1e5  # square micrometers; larger areas are shown in square millimeters
 MOST_SUMMED = 5000
 AREA, LENGTH, SHAPE = 2, 3, 4  # columns; those before are texts
@@ -100,20 +99,11 @@ class AnnotationTable:
 
     @cached_property
     def _has_large_areas(self) -> bool:
-        """Whether the boxes of all outlines are large, so that the column is in mm²."""
-        smallest = []
-        for vertices, types, pixels_of in zip(
-            self._vertices, self._types, self._pixels_of, strict=True
-        ):
-            closed = [
-                each for each, kind in zip(vertices, types, strict=True) if kind not in WITHOUT_AREA
-            ]
-            if closed and self.mpp is not None:
-                points = pixels_of(np.concatenate(closed)) * self.mpp[::-1]
-                starts = np.cumsum([0, *map(len, closed[:-1])])
-                sides = np.maximum.reduceat(points, starts) - np.minimum.reduceat(points, starts)
-                smallest.append(sides.prod(axis=1).min())
-        return min(smallest, default=0) >= LARGE
+        """Whether all areas are large, so that the column is in mm²; too many are not measured."""
+        if self.mpp is None or len(self) > MOST_SUMMED:
+            return False
+        areas = (self.measurement(row).area for row in range(len(self)))
+        return all(area >= LARGE for area in filter(None, areas))
 
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
@@ -156,12 +146,12 @@ class AnnotationTable:
     def sizes(self, row: int) -> str:
         """Return an object's sizes on one line; empty for a point."""
         found = self.measurement(row)
-        values = {name: getattr(found, name) for name in ("area", "length", "perimeter")}
-        return ", ".join(
-            f"{name} {self._size(value, is_area=name == 'area')}"
-            for name, value in values.items()
-            if value is not None
-        ).capitalize()
+        parts = [
+            f"{name} {self._size(getattr(found, name), is_area=name == 'area')}"
+            for name in ("area", "length", "perimeter")
+            if getattr(found, name) is not None
+        ]
+        return ", ".join(parts).capitalize()
 
     def measurement(self, row: int) -> Measurement:
         """Measure an object, in micrometers if the pixel size is known."""
