@@ -5,7 +5,7 @@ Usage: ``python -m benchmarks.gpu [fidelity] [viewport] [--json OUT]``; both par
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run if they are installed. The
 readers run one after the other in random order, and each reads the same random, unaligned regions.
 Our caches are cleared before each read. Rented machines share their cores, so "loop" records how
-long a fixed Python loop took before and after each reader. Set ``WSIGPU_JPEG_ENGINE=hybrid`` to
+long a fixed Python loop took before and after each reader. Set ``WSIGPU_JPEG_ENGINE=kernels`` to
 measure what a card without a JPEG engine would do.
 """
 

@@ -13,7 +13,7 @@ import tifffile
 
 from napari_wsigpu import native, open_slide
 from napari_wsigpu.cli import doctor, main, probes
-from napari_wsigpu.cli.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
+from napari_wsigpu.cli.doctor import HARDWARE, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, ndpi, slides
@@ -63,7 +63,7 @@ print("{noise}")
 __version__, __cuda_version__ = "0.9.0", 12090
 
 class BackendKind:
-    HW_GPU_ONLY, HYBRID_CPU_GPU, GPU_ONLY = "hardware JPEG", "hybrid JPEG", "JPEG 2000"
+    HW_GPU_ONLY, GPU_ONLY = "hardware JPEG", "JPEG 2000"
 
 class CodeStream:
     def __init__(self, data):
@@ -351,7 +351,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         has={"nvidia-nvjpeg-cu12": "12.4", "nvidia-nvjpeg2k-cu12": "0.11"}
         | {"nvidia-nvtiff-cu12": "0.8", "nvidia-nvcomp-cu12": "5.3"},
         cupy=CUPY,
-        nvimgcodec=nvimgcodec(HARDWARE, HYBRID, JPEG2000),
+        nvimgcodec=nvimgcodec(HARDWARE, JPEG2000),
         kvikio=KVIKIO,
         defaults="def is_compat_mode_preferred(): return False",
         cufile_driver="def get(name): return {'is_gds_available': True}[name]",
@@ -361,7 +361,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "NVIDIA driver  580.1 (CUDA 12.9)",
         "GPU 0          NVIDIA Test (24 GiB, compute capability 8.9)",
         "CuPy           14.2.0 (CUDA runtime 12.9, NVRTC 12.9)",
-        "nvImageCodec   0.9.0 (CUDA 12.9, hardware JPEG: yes, hybrid JPEG: yes, JPEG 2000: yes)",
+        "nvImageCodec   0.9.0 (CUDA 12.9, hardware JPEG: yes, JPEG 2000: yes)",
         "nvJPEG         12.4",
         "nvJPEG2000     0.11",
         "nvTIFF         0.8",
@@ -372,7 +372,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "  slides are drawn from host memory: No module named 'qtpy'; drawing is slower.",
         "",
         "Decoders",
-        "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA hardware engine",
+        "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU and its JPEG engine",
         "  JPEG 2000 (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
         f"  LZW, deflate: {BY_BOTH}",
         REST,
@@ -384,20 +384,20 @@ def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say, monkeypa
     machine(
         Cuda(),
         cupy=CUPY,
-        nvimgcodec=nvimgcodec(HYBRID, raises=(HARDWARE,)),
+        nvimgcodec=nvimgcodec(),
         kvikio=KVIKIO,
         defaults="def compat_mode(): return True",
     )
     lines = say()
-    tried = "hardware JPEG: no, hybrid JPEG: yes, JPEG 2000: no"
+    tried = "hardware JPEG: no, JPEG 2000: no"
     assert f"nvImageCodec   0.9.0 (CUDA 12.9, {tried})" in lines
-    assert "nvJPEG         not found (works without the wheel)" in lines
+    assert "  nvJPEG is not installed; pip install nvidia-nvjpeg-cu12." in lines
     assert "  nvJPEG2000 is not installed; pip install nvidia-nvjpeg2k-cu12." in lines
     off = (
         "GPUDirect Storage: off, kvikio is in compatibility mode, because KVIKIO_COMPAT_MODE is set"
     )
     assert f"kvikio         26.10.0 ({off})" in lines
-    assert "  JPEG (RGB, YCbCr, gray; 8 bit): hybrid, NVIDIA GPU and CPU" in lines
+    assert "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU" in lines
     by_both = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
     assert f"  JPEG 2000 (8, 16 bit): {by_both} ({doctor.WITHOUT_NVJPEG2000})" in lines
 
@@ -466,7 +466,7 @@ def test_cupy_without_nvrtc(machine):
 
 
 def test_nvimagecodec_that_decodes_nothing(machine):
-    machine(Cuda(), nvimgcodec=nvimgcodec(raises=(HARDWARE, HYBRID, JPEG2000)))
+    machine(Cuda(), nvimgcodec=nvimgcodec(raises=(HARDWARE, JPEG2000)))
     found = doctor.find_nvimagecodec(GPU)
     assert found.reason == "nvImageCodec can't be used (status 7)"
     jpeg, jpeg2000, *_ = doctor.find_routes(GPU, WORKING_CUPY, found)
@@ -479,9 +479,8 @@ def test_nvimagecodec_without_its_libraries(machine):
     found = doctor.find_nvimagecodec(GPU)
     assert (found.works, found.reason) == ((), "")
     jpeg, jpeg2000, *_ = doctor.find_routes(GPU, WORKING_CUPY, found)
-    assert jpeg.decoder == "CPU"
+    assert (jpeg.decoder, jpeg.reason) == ("NVIDIA GPU", "")
     assert jpeg2000.decoder.startswith("NVIDIA GPU")
-    assert "nvJPEG is missing" in jpeg.reason
     assert "nvJPEG2000 is missing" in jpeg2000.reason
 
 
@@ -579,7 +578,7 @@ def test_json(machine, capsys, tmp_path):
             "routes": [
                 {
                     "encoding": "JPEG, RGB, 3 x uint8",
-                    "decoder": "NVIDIA hardware engine",
+                    "decoder": "NVIDIA GPU and its JPEG engine",
                     "reason": "",
                     "levels": [0, 1, 2],
                 }
@@ -615,7 +614,7 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
     options = {"dtype": "uint8", "photometric": "rgb", **options}
     slides.write_pyramid(path, slides.picture(100, 150, dtype=options.pop("dtype")), **options)
     decoders = {
-        "JPEG,": "NVIDIA hardware engine",
+        "JPEG,": "NVIDIA GPU and its JPEG engine",
         "JPEG ": BY_BOTH,
         "defla": BY_BOTH,
     }
@@ -667,7 +666,7 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
                 metadata=None,
             )
     assert say(path)[-2:] == [
-        "  levels 0, 2: JPEG, YCbCr, 3 x uint8: NVIDIA hardware engine",
+        "  levels 0, 2: JPEG, YCbCr, 3 x uint8: NVIDIA GPU and its JPEG engine",
         f"  level 1: deflate, 3 x uint8: {BY_BOTH}",
     ]
 

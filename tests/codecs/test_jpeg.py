@@ -247,7 +247,7 @@ class TestStacks:
         quanta = next(place for marker, place in markers(data) if marker == 0xDB)
         codes = next(place for marker, place in markers(data) if marker == 0xC4)
         _, _, quantum, *words = stacking_of(data).marks
-        assert quantum == header.quantum == data[quanta + 5]
+        assert quantum == header.quanta[0][0] == data[quanta + 5]
         counts = data[codes + 5 : codes + 21]
         symbols = data[codes + 21 : codes + 21 + sum(counts)]
         assert struct.pack("<4q", *words) == counts + symbols.ljust(16, b"\0")

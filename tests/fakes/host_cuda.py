@@ -13,6 +13,7 @@ import sys
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import numpy as np
 
@@ -204,7 +205,7 @@ class Pool:
 class Kernel:
     """One kernel of a module."""
 
-    def __init__(self, library: ctypes.CDLL, name: str, *, together: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, name: str, together: int) -> None:
         self._name, self._together = name, together
         self._launch = getattr(library, f"launch_{name}")
         self._launch.restype = ctypes.c_longlong
@@ -218,8 +219,8 @@ class Kernel:
             for value in arguments
         ]
         places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
-        threads = min(TOGETHER, block[0]) if self._together else block[0]
-        at_once = self._together and threads > 1
+        threads = min(self._together or block[0], block[0])
+        at_once = self._together > 1 and threads > 1
         sizes = [*grid, *[1] * (3 - len(grid)), threads, at_once]
         misaligned = self._launch(
             (ctypes.c_uint * 5)(*sizes), (ctypes.c_void_p * len(places))(*places)
@@ -254,13 +255,13 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
     class RawModule:
         def __init__(self, code: str, options: Sequence[str] = ()) -> None:
             self._library = compiled(folder, compiler, code)
-            self._together = "__syncthreads" in code
+            self._together = TOGETHER if "__syncthreads" in code else 0
 
         def compile(self) -> None:
             pass
 
         def get_function(self, name: str) -> Kernel:
-            return Kernel(self._library, name, together=self._together)
+            return Kernel(self._library, name, self._together)
 
     def empty(shape: Any, dtype: Any) -> Any:
         pixels = np.empty(shape, dtype).view(HostArray)
@@ -278,6 +279,7 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
         Memory=Memory,
         PinnedMemoryPool=Pool,
         Stream=Stream,
+        get_current_stream=Stream,
         memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         runtime=SimpleNamespace(
             CUDARuntimeError=RuntimeError,
@@ -288,5 +290,5 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(driver, "driver_available", lambda: True)
-    monkeypatch.setattr(cuda, "Library", lambda: None)
+    monkeypatch.setattr(cuda, "Library", MagicMock)
     return CudaDevice(0)

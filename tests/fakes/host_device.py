@@ -138,7 +138,9 @@ class HostDevice:
     def decoder(self, kind):
         options = "libjpeg_turbo_decoder:fancy_upsampling=0"
         made = library().decoder(NO_DEVICE, CPU_ONLY, options)
-        return self.wrap_decoder(PlanarDecoder(made, self)), self.engine
+        by_hardware = kind == "jpeg" and self.engine == "GPU"
+        name = "hardware" if by_hardware else self.engine
+        return self.wrap_decoder(PlanarDecoder(made, self)), name
 
     def compile(self, *texts):
         if self.compile_kernels is None:

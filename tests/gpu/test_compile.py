@@ -9,6 +9,7 @@ import pytest
 from napari_wsigpu.gpu.compressed import compressed_engine
 from napari_wsigpu.gpu.device.compiled_kernels import OPTIONS
 from napari_wsigpu.gpu.device.kernel_tables import declarations
+from napari_wsigpu.gpu.jpeg import jpeg_kernels
 from napari_wsigpu.gpu.jpeg2000 import form_decoder
 
 
@@ -38,6 +39,7 @@ def programs():
     return {
         "kernels.cu": code,
         "compressed.cu": compressed_engine.program(),
+        "jpeg.cu": jpeg_kernels.program(),
         **dict(zip(form_decoder.PROGRAMS, form_decoder.programs(), strict=True)),
     }
 

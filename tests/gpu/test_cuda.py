@@ -721,7 +721,7 @@ def run_script(path, *arguments, **variables):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("engine", ["hardware", "hybrid"])
+@pytest.mark.parametrize("engine", ["hardware", "JPEG kernels"])
 def test_the_jpeg_engine_can_be_chosen(tmp_path, jpeg_path, engine):
     if engine == "hardware" and jpeg_path != "hardware":
         pytest.skip("this device has no JPEG engine")

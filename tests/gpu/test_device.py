@@ -190,31 +190,19 @@ class TestEngines:
 
         return these
 
-    def test_hardware_engine_is_preferred(self, device, works):
-        works(nvimagecodec_library.HARDWARE, nvimagecodec_library.HYBRID)
-        assert device.decoder("jpeg") == (
-            (0, nvimagecodec_library.HARDWARE, jpeg_engine.ALL_ON_GPU, 4),
-            "hardware",
-        )
+    def test_hardware_engine(self, device, works):
+        works(nvimagecodec_library.HARDWARE)
+        assert device.decoder("jpeg") == ((0, nvimagecodec_library.HARDWARE, "", 4), "hardware")
 
     def test_without_an_engine(self, device, works):
-        works(nvimagecodec_library.HYBRID)
-        assert device.decoder("jpeg") == (
-            (0, nvimagecodec_library.HYBRID, jpeg_engine.ALL_ON_GPU, 0),
-            "hybrid",
-        )
+        works()
+        with pytest.raises(DeviceError, match="no JPEG engine on 'cuda:0'"):
+            device.decoder("jpeg")
 
     def test_engine_can_be_disabled(self, device, works, monkeypatch):
-        monkeypatch.setenv(jpeg_engine.JPEG_ENGINE, "hybrid")
-        works(nvimagecodec_library.HARDWARE, nvimagecodec_library.HYBRID)
-        assert device.decoder("jpeg") == (
-            (0, nvimagecodec_library.HYBRID, jpeg_engine.ALL_ON_GPU, 0),
-            "hybrid",
-        )
-
-    def test_nothing_decodes(self, device, works):
-        works()
-        with pytest.raises(DeviceError, match="cannot decode JPEG on 'cuda:0'"):
+        monkeypatch.setenv(jpeg_engine.JPEG_ENGINE, "kernels")
+        works(nvimagecodec_library.HARDWARE)
+        with pytest.raises(DeviceError):
             device.decoder("jpeg")
 
     def test_jpeg_2000(self, device):

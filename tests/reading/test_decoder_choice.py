@@ -48,9 +48,9 @@ class TestAuto:
             both = f"{GPU} and CPU"
             assert slide.decoder == (both, "measuring which of them is faster")
             for fastest, expected in (
-                ("gpu", (GPU, "JPEG without a hardware engine")),
+                ("gpu", (GPU, "hardware JPEG engine")),
                 ("cpu", ("CPU", "measured faster than the GPU")),
-                ("both", (both, "JPEG without a hardware engine; together they are faster")),
+                ("both", (both, "hardware JPEG engine; together they are faster")),
             ):
                 learn(slide, {way: 1 - (way == fastest) / 2 for way in MODES})
                 assert slide.decoder == expected
@@ -92,7 +92,7 @@ class TestChosen:
             assert slide.decoder == ("CPU", "chosen")
 
     @pytest.mark.parametrize(
-        ("kind", "how"), [("jpeg", "JPEG without a hardware engine"), ("33003", "JPEG 2000")]
+        ("kind", "how"), [("jpeg", "hardware JPEG engine"), ("33003", "JPEG 2000")]
     )
     def test_the_gpu(self, files, host_gpu, kind, how):
         with open_slide(files[kind][0], device="cuda") as slide:

@@ -20,11 +20,11 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__, native
-from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
+from napari_wsigpu.cli.probes import HARDWARE, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.compressions import COMPRESSIONS, storage_name
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg.codestream import COMPRESSED, recipe_for
-from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
+from napari_wsigpu.gpu.jpeg.jpeg_engine import BY_HARDWARE, JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 OLDEST_CUDA = 12000  # in the driver's notation: 1000 * major + 10 * minor
 WHEELS = {  # wheels for CUDA 12 and 13; nvImageCodec features that need the library
-    "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE, HYBRID}),
+    "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE}),
     "nvJPEG2000": ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13", {JPEG2000}),
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
     "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
@@ -259,16 +259,14 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     """Return the decoders of JPEG, JPEG 2000, compressed bytes and all other encodings."""
     obstacle = driver.reason or cupy.reason or codec.reason
     works = () if obstacle else codec.works
-    no_jpeg = "nvImageCodec can't decode JPEG: nvJPEG is missing or does not work"
-    jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", obstacle or no_jpeg)
-    if HYBRID in works:
-        jpeg = Route(jpeg.encoding, "hybrid, NVIDIA GPU and CPU")
-    if HARDWARE in works and os.environ.get(JPEG_ENGINE) != "hybrid":
-        jpeg = Route(jpeg.encoding, "NVIDIA hardware engine")
+    jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", obstacle)
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", obstacle)
     compressed = Route("LZW, deflate", "CPU", obstacle)
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
+        chosen = os.environ.get(JPEG_ENGINE, BY_HARDWARE) == BY_HARDWARE
+        engine = " and its JPEG engine" if HARDWARE in works and chosen else ""
+        jpeg = Route(jpeg.encoding, f"NVIDIA GPU{engine}")
         faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
         jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
         compressed = Route(compressed.encoding, faster)

@@ -15,8 +15,8 @@ from typing import TypedDict, cast
 import numpy as np
 
 PROBE_SECONDS = 120  # a probe that takes longer counts as hung
-HARDWARE, HYBRID, JPEG2000 = "hardware JPEG", "hybrid JPEG", "JPEG 2000"
-BACKENDS = {HARDWARE: "HW_GPU_ONLY", HYBRID: "HYBRID_CPU_GPU", JPEG2000: "GPU_ONLY"}
+HARDWARE, JPEG2000 = "hardware JPEG", "JPEG 2000"
+BACKENDS = {HARDWARE: "HW_GPU_ONLY", JPEG2000: "GPU_ONLY"}
 ADD_ONE = 'extern "C" __global__ void add_one(int* number) { *number += 1; }'
 
 

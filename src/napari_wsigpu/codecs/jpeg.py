@@ -78,8 +78,8 @@ class Header(NamedTuple):
         Numbers of each component's Huffman tables, for DC and AC coefficients.
     huffman : bytes
         The Huffman tables, as in DHT segments.
-    quantum : int
-        Quantization step of the first component's DC coefficient; 0 if unknown.
+    quanta : tuple of (tuple of int)
+        Quantization table of each component, in zigzag order; empty if unknown.
     transform : int or None
         Color transform from Adobe's segment.
     restarts : bool
@@ -94,7 +94,7 @@ class Header(NamedTuple):
     sampling: tuple[tuple[int, int], ...]
     tables: tuple[tuple[int, int], ...]
     huffman: bytes
-    quantum: int
+    quanta: tuple[tuple[int, ...], ...]
     transform: int | None
     restarts: bool
 
@@ -170,9 +170,9 @@ class _MarkerParser:
             content = bytes(data[at + 2 : at + size])
             at += size
             if code == QUANTA:
-                self.quanta.update(_first_quanta(content))
+                self.quanta.update(_quanta(content))
             elif code == HUFFMAN:
-                self.huffman.update(_tables(content))
+                self.huffman.update(huffman_tables(content))
             elif code == RESTART_INTERVAL and len(content) > 1:
                 self._interval = int.from_bytes(content[:2], "big")
             elif code in FRAMES:
@@ -334,6 +334,7 @@ def read_header(data: bytes) -> Header | None:
         return None
     if not scan or len(scan) != 4 + 2 * scan[0] or scan[1:-3:2] != frame[6::3]:
         return None
+    known = _quanta(quanta)
     return Header(
         frame=frame_marker,
         bits=frame[0],
@@ -343,7 +344,7 @@ def read_header(data: bytes) -> Header | None:
         sampling=tuple((factors >> 4, factors & 15) for factors in frame[7::3]),
         tables=tuple((number >> 4, number & 15) for number in scan[2:-3:2]),
         huffman=huffman,
-        quantum=_first_quanta(quanta).get(frame[8], 0),
+        quanta=tuple(known.get(number, ()) for number in frame[8::3]),
         transform=transform,
         restarts=restarts,
     )
@@ -395,11 +396,12 @@ class Stacking:
         if whole and header.frame in SEQUENTIAL and not header.restarts:
             strip = _strip(header, units_across, across * down)
             shades = self._shades(strip)
-            counts, symbols = _tables(header.huffman).get((0, header.tables[0][0]), (b"", b""))
-            if shades is not None and len(symbols) <= MAX_SYMBOLS:
+            tables, quanta = huffman_tables(header.huffman), header.quanta[0]
+            counts, symbols = tables.get((0, header.tables[0][0]), (b"", b""))
+            if shades is not None and quanta and len(symbols) <= MAX_SYMBOLS:
                 self.strip, self.max_tiles = strip, max(1, MAX_ROWS // header.height)
                 codes = struct.unpack("<4q", counts + symbols.ljust(MAX_SYMBOLS, b"\0"))
-                self.marks = (*shades, header.quantum, *codes)
+                self.marks = (*shades, quanta[0], *codes)
 
     def header(self, count: int) -> bytes:
         """Return the header for a stack of `count` tiles and a strip."""
@@ -436,13 +438,15 @@ class Stacking:
         return (first, second) if clear else None
 
 
-def _first_quanta(quanta: bytes) -> dict[int, int]:
-    """Return the first value of each quantization table by its number (B.2.4.1)."""
-    found = {}
+def _quanta(quanta: bytes) -> dict[int, tuple[int, ...]]:
+    """Return quantization tables by their numbers (B.2.4.1); truncated ones are empty."""
+    found: dict[int, tuple[int, ...]] = {}
     while len(quanta) > BLOCK * BLOCK:
-        size = 1 + (quanta[0] >> 4 > 0)
-        found[quanta[0] & 15] = int.from_bytes(quanta[1 : 1 + size], "big")
-        quanta = quanta[1 + BLOCK * BLOCK * size :]
+        form = f">{BLOCK * BLOCK}{'H' if quanta[0] >> 4 else 'B'}"
+        end = 1 + struct.calcsize(form)
+        whole = len(quanta) >= end
+        found[quanta[0] & 15] = struct.unpack(form, quanta[1:end]) if whole else ()
+        quanta = quanta[end:]
     return found
 
 
@@ -451,7 +455,7 @@ def _strip(header: Header, units: int, blocks: int) -> bytes:
 
     Return empty bytes if the Huffman tables lack the necessary codes.
     """
-    codes = {key: _codes(*table) for key, table in _tables(header.huffman).items()}
+    codes = {key: _codes(*table) for key, table in huffman_tables(header.huffman).items()}
     firsts = [codes.get((0, first), {}) for first, _ in header.tables]
     ends = [codes.get((1, other), {}).get(END_OF_BLOCK, "") for _, other in header.tables]
     sizes = [size for size in firsts[0] if 0 < size <= LARGEST_STEP]
@@ -473,7 +477,7 @@ def _strip(header: Header, units: int, blocks: int) -> bytes:
     return int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
 
 
-def _tables(huffman: bytes) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+def huffman_tables(huffman: bytes) -> dict[tuple[int, int], tuple[bytes, bytes]]:
     """Return Huffman tables: (class, number) -> number of codes of each length, and symbols."""
     found = {}
     while len(huffman) > CODE_LENGTHS:

@@ -37,8 +37,7 @@ CPU = "CPU"
 # Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
 ENGINES = {
     ("jpeg", "hardware"): "hardware JPEG engine",
-    ("jpeg", "hybrid"): "JPEG without a hardware engine",
-    ("jpeg", "GPU"): "JPEG without a hardware engine",
+    ("jpeg", "JPEG kernels"): "JPEG without a hardware engine",
     ("jpeg2000", "GPU"): "JPEG 2000",
     ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
     ("deflate", "lossless kernels"): "deflate, in batches",

@@ -18,9 +18,9 @@ from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES
 from napari_wsigpu.gpu.device.interop import SharedBuffer
 from napari_wsigpu.gpu.device.kernel_tables import declarations
 from napari_wsigpu.gpu.jpeg.jpeg_engine import (
-    ALL_ON_GPU,
+    BY_HARDWARE,
     JPEG_ENGINE,
-    JPEG_ENGINES,
+    JPEG_HARDWARE,
     ROUNDS,
     STACK,
     STACKS,
@@ -90,7 +90,7 @@ class CudaDevice:
     name, index : str, int
         Name by which users choose the device, such as ``"cuda:0"``, and the number in it.
     jpeg_engine : JpegEngine
-        nvImageCodec backend that decodes JPEG; final once `decoder` has created a JPEG decoder.
+        How to keep nvImageCodec's JPEG decoder busy.
     pinned : PinnedMemory
         Page-locked host memory for copies.
 
@@ -102,7 +102,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
-        self.jpeg_engine = JPEG_ENGINES["hardware"]
+        self.jpeg_engine = JPEG_HARDWARE
         self._cupy, self.index = import_cuda("cupy", self.name), index
         self._runtime = self._cupy.cuda.runtime
         # `ColorTable` compares by identity; a table's copy on the device is freed with the table.
@@ -180,8 +180,8 @@ class CudaDevice:
     def decoder(self, kind: str) -> tuple[LibraryDecoder, str]:
         """Create an nvImageCodec decoder; return it and its name in `verify.TOLERANCES`.
 
-        JPEG engines are tried in the order of `JPEG_ENGINES`; the first that decodes a test image
-        is used. Without this trial, which takes about a second, the first batch would take longer.
+        A JPEG decoder decodes test images first, which takes about a second. Without this trial,
+        the first batch would take longer.
 
         Parameters
         ----------
@@ -195,18 +195,15 @@ class CudaDevice:
         """
         if kind == "jpeg2000":
             return self._library.decoder(self.index, GPU_ONLY), "GPU"
-        for name, engine in JPEG_ENGINES.items():
-            if os.environ.get(JPEG_ENGINE, name) == name:
-                decoder = self._library.decoder(
-                    self.index, engine.backend, ALL_ON_GPU, engine.threads
-                )
-                if decodes(self, decoder, 1, (64, 64)):
-                    self.jpeg_engine = engine
-                    with suppress(MemoryError):  # the first large batches are slower then
-                        for _ in range(ROUNDS):
-                            decodes(self, decoder, STACKS, STACK)
-                    return decoder, name
-        raise DeviceError(f"nvImageCodec cannot decode JPEG on '{self.name}'; is nvJPEG installed?")
+        if os.environ.get(JPEG_ENGINE, BY_HARDWARE) == BY_HARDWARE:
+            engine = self.jpeg_engine
+            decoder = self._library.decoder(self.index, engine.backend, "", engine.threads)
+            if decodes(self, decoder, 1, (64, 64)):
+                with suppress(MemoryError):  # the first large batches are slower then
+                    for _ in range(ROUNDS):
+                        decodes(self, decoder, STACKS, STACK)
+                return decoder, BY_HARDWARE
+        raise DeviceError(f"There is no JPEG engine on '{self.name}'.")
 
     def code_streams(self) -> LibraryStreams:
         """Return reusable handles for the code streams of a batch."""

@@ -42,6 +42,7 @@ C_TYPES = {
     "<i8": "long long",
     "<u4": "unsigned int",
     "<i4": "int",
+    "<u2": "unsigned short",
     "<f4": "float",
     "<f8": "double",
     "|u1": "unsigned char",

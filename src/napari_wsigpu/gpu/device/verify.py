@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Largest accepted difference of a sample, for each backend of nvImageCodec and for our own kernels.
 TOLERANCES = {
     "hardware": 0,
-    "hybrid": 3,
+    "JPEG kernels": 0,
     "GPU": 1,
     "JPEG 2000": 1,
     "lossless JPEG 2000": 0,

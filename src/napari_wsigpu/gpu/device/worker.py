@@ -15,6 +15,8 @@ from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.compressed.compressed_engine import ENGINE, CompressedEngine
 from napari_wsigpu.gpu.compressed.compressed_engine import KERNELS as COMPRESSED
 from napari_wsigpu.gpu.device.workspace import Workspace
+from napari_wsigpu.gpu.jpeg.jpeg_kernels import ENGINE as JPEG_KERNELS
+from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.transfer.gds import Loader
 from napari_wsigpu.model.errors import DeviceError
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     Job = Callable[["DecodeWorker"], None]
 
-JPEG2000 = "jpeg2000"
+JPEG, JPEG2000 = "jpeg", "jpeg2000"
 # Maximum number of idle workspaces that are kept; twice as many idle buffers are kept.
 MOST_IDLE = 4
 # Page-locking memory takes longer than filling it, so buffers are large enough for a thousand tiles
@@ -65,6 +67,8 @@ class DecodeWorker:
         it decodes the next.
     loader : Loader
         Reads uncompressed tiles and Zarr chunks into device memory.
+    jpeg : JpegKernels
+        Decodes JPEG with our own kernels: large batches, or all if there is no JPEG engine.
     jpeg2000 : Jpeg2000Engine
         Decodes JPEG 2000 with our own kernels.
     compressed : CompressedEngine
@@ -84,6 +88,7 @@ class DecodeWorker:
         self._streams: deque[Stream] = deque()
         self._reference: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
+        self.jpeg = JpegKernels(device)
         self.jpeg2000 = Jpeg2000Engine(device)
         self.compressed = CompressedEngine(device)
         self._warned: set[str] = set()
@@ -174,6 +179,7 @@ class DecodeWorker:
         """Free idle workspaces and buffers."""
         self._workspaces.clear()
         self._buffers.clear()
+        self.jpeg.trim()
         self.jpeg2000.trim()
         self.compressed.trim()
 
@@ -194,8 +200,15 @@ class DecodeWorker:
         with self.decoding:
             if kind in COMPRESSED:
                 return self.compressed.ready()
-            by_kernels = kind == JPEG2000 and self.jpeg2000.ready()
-            return self.engine(kind) is not None or by_kernels
+            if kind == JPEG2000:
+                by_kernels = self.jpeg2000.ready()
+                return self.engine(kind) is not None or by_kernels
+            return self.engine(kind) is not None or self.jpeg.ready()
+
+    @property
+    def has_jpeg_engine(self) -> bool:
+        """Whether nvImageCodec decodes JPEG here; final once `start` was called."""
+        return self._decoders.get(JPEG) is not None
 
     def engine(self, kind: str) -> str | None:
         """Return the name of nvImageCodec's backend for a format; None if it has none.
@@ -207,7 +220,8 @@ class DecodeWorker:
                 self._decoders[kind] = self.device.decoder(kind)
             except DeviceError as error:
                 self._decoders[kind] = None
-                self._warn(kind, error)
+                if kind != JPEG or not self.jpeg.ready():
+                    self._warn(kind, error)
         entry = self._decoders[kind]
         return None if entry is None else entry[1]
 
@@ -224,7 +238,9 @@ class DecodeWorker:
         if kind in COMPRESSED:
             return ENGINE if self.compressed.works else None
         entry = self._decoders.get(kind)
-        return None if entry is None else entry[1]
+        if entry is None:
+            return JPEG_KERNELS if kind == JPEG and self.jpeg.works else None
+        return entry[1]
 
     def decode(
         self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""nvImageCodec's backends for JPEG, and a test of which ones work here."""
+"""nvImageCodec's hardware decoder for JPEG, and a test of whether it works here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from napari_wsigpu.codecs.jpeg import MAX_ROWS
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
-from napari_wsigpu.gpu.jpeg.nvimagecodec_library import HARDWARE, HYBRID
+from napari_wsigpu.gpu.jpeg.nvimagecodec_library import HARDWARE
 
 if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.cuda import CudaDevice
     from napari_wsigpu.gpu.jpeg.nvimagecodec_library import LibraryDecoder
 
-# Environment variable that restricts the choice to one of `JPEG_ENGINES`.
-JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
+# Environment variable: with "hardware", the engine decodes all batches; with any other value, none.
+JPEG_ENGINE, BY_HARDWARE = "WSIGPU_JPEG_ENGINE", "hardware"
 
 
 class JpegEngine(NamedTuple):
@@ -57,18 +57,13 @@ class JpegEngine(NamedTuple):
 
 
 # GPUs have up to 7 JPEG engines. Waking more than 4 threads for them takes longer than it saves.
-JPEG_ENGINES = {
-    "hardware": JpegEngine(HARDWARE, 7, 1 << 19, 4),
-    "hybrid": JpegEngine(HYBRID, 14, 1, 0),
-}
+JPEG_HARDWARE = JpegEngine(HARDWARE, 7, 1 << 19, 4)
 # Minimum number of images in a batch, so that at least two engines work.
 LEAST_IMAGES = 2
 # Number and size of the stacks of a thousand tiles, and nvImageCodec's number for 4:2:0.
 STACKS, STACK, SUBSAMPLED = 28, (MAX_ROWS, 256), 3
 # Test images: height of the pattern that is repeated, JPEG quality, and how often they are decoded.
 SIDE, QUALITY, ROUNDS = 64, 75, 2
-# Otherwise the CPU would decode the Huffman codes of images below a million pixels.
-ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 
 
 def decodes(device: CudaDevice, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:

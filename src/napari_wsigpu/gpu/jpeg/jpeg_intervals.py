@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.gpu.jpeg.joining import Joined
+    from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
     from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
 
@@ -31,6 +32,8 @@ class IntervalStreams(JpegStreams):
         Level of the tiles; its encoding has a `jpeg_header`.
     recipe : Recipe
         How its tiles are decoded.
+    kernels, engine
+        See `JpegStreams`.
 
     Attributes
     ----------
@@ -38,9 +41,16 @@ class IntervalStreams(JpegStreams):
         Whether intervals with this header can be stacked.
     """
 
-    def __init__(self, level: LevelLayout, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        level: LevelLayout,
+        recipe: Recipe,
+        kernels: JpegKernels | None = None,
+        *,
+        engine: bool = True,
+    ) -> None:
         self._intervals = level.grid.planes
-        super().__init__(level, recipe)
+        super().__init__(level, recipe, kernels, engine=engine)
         # The header of a stack defines its own restart interval.
         header = without_restarts(level.encoding.jpeg_header or b"")
         self._common_header = self._own = self._check(header)

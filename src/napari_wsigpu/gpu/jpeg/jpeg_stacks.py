@@ -30,6 +30,7 @@ from napari_wsigpu.codecs.jpeg import (
 from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.gpu.jpeg.joining import Joined, Stack, StackedBatch, cut, join
+from napari_wsigpu.gpu.jpeg.jpeg_kernels import ENGINE, WORD
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
 from napari_wsigpu.storage.source import ScanSource
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
+    from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
@@ -56,6 +58,8 @@ PLANES = "P_YUV"
 SUBSAMPLINGS = {(1, 1): 0, (2, 1): 2, (2, 2): 3}
 # Up to this width, libjpeg repeats the chroma of an image instead of interpolating it.
 NARROW = 4
+# Pixels of batches that our kernels decode faster than the seven JPEG engines of an H100.
+LARGE_BATCH = 1 << 24
 NOWHERE = -1
 NOTHING = np.zeros(0, np.int64)
 
@@ -111,13 +115,25 @@ class JpegStreams:
         Level of the tiles.
     recipe : Recipe
         How its tiles are decoded.
+    kernels : JpegKernels, optional
+        Decoder of large batches, which our kernels decode faster than an engine.
+    engine : bool
+        Whether there is an engine; otherwise, the kernels decode all batches.
     """
 
     # Number of scans in a tile: see `IntervalStreams`.
     _intervals = 1
 
-    def __init__(self, level: LevelLayout, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        level: LevelLayout,
+        recipe: Recipe,
+        kernels: JpegKernels | None = None,
+        *,
+        engine: bool = True,
+    ) -> None:
         grid = level.grid
+        self._kernels, self._engine = kernels, engine
         self._size = (grid.tile_height // self._intervals, grid.tile_width)
         self._channels = level.channels
         self._colors = level.encoding.jpeg_color
@@ -190,15 +206,22 @@ class JpegStreams:
             If there is not enough memory for the workspace.
         """
         if isinstance(batch, StackedBatch):
-            address, groups = batch.address, [(batch.stacked, np.arange(count))]
+            groups = [(batch.stacked, np.arange(count))]
+            encoded = np.frombuffer(batch.view, np.uint8)
         else:
             groups = self._join(batch, count, work)
-            address = int(work.encoded.ctypes.data)
+            encoded = work.encoded
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._recipe.sample_format, self._recipe.color_spec)
-        return StackedTiles(
-            groups, address, shape, work, intervals=self._intervals, to_rgb=self._recipe.convert
-        )
+        arguments, intervals = (groups, encoded, shape, work), self._intervals
+        to_rgb, large = self._recipe.convert, self._is_large(count)
+        kernels = self._kernels
+        if kernels is not None and (not self._engine or (large and kernels.ready())):
+            return TilesByKernels(*arguments, kernels, intervals=intervals, to_rgb=to_rgb)
+        return StackedTiles(*arguments, intervals=intervals, to_rgb=to_rgb)
+
+    def _is_large(self, count: int) -> bool:
+        return count * self._intervals * self._size[0] * self._size[1] >= LARGE_BATCH
 
     def _join(
         self, batch: EncodedBatch, count: int, work: Workspace
@@ -255,6 +278,8 @@ class JpegStreams:
         """Return how many of `count` tiles go into each stack to keep all engines busy."""
         height, width = self._size[0] * self._intervals, self._size[1]
         most = max(1, MAX_ROWS // height)
+        if not self._engine:
+            return most
         return device.jpeg_engine.tiles_per_image(count, height * width, most)
 
     def _by_header(self, batch: EncodedBatch, count: int) -> dict[bytes, tuple[Integers, Integers]]:
@@ -344,8 +369,8 @@ class StackedTiles(PreparedBatch):
     ----------
     groups : list of (Joined, ndarray of int64)
         Stacks of each header, all in one buffer, and the indices of their tiles.
-    address : int
-        Address of the page-locked buffer, which the workspace or the batch owns.
+    encoded : ndarray of uint8
+        The page-locked buffer, which the workspace or the batch owns.
     shape : Shape
         Properties that the tiles share.
     work : Workspace
@@ -361,7 +386,7 @@ class StackedTiles(PreparedBatch):
     def __init__(
         self,
         groups: list[tuple[Joined, Integers]],
-        address: int,
+        encoded: NDArray[np.uint8],
         shape: Shape,
         work: Workspace,
         *,
@@ -370,21 +395,26 @@ class StackedTiles(PreparedBatch):
     ) -> None:
         self.work, self._shape, self._to_rgb = work, shape, to_rgb
         self._intervals = intervals
-        self._address, self._joined = address, [joined for joined, _ in groups]
+        self._encoded, self._address = encoded, int(encoded.ctypes.data)
+        self._joined = [joined for joined, _ in groups]
         self._indices = np.concatenate([NOTHING, *(indices for _, indices in groups)])
         stacks = tuple(chain.from_iterable(joined.stacks for joined in self._joined))
         self._plan, self._table = _plane_table(stacks, shape)
         work.make_room(0, self._plan.size, len(self._table))
-        self._accepted = [
-            work.streams.add(address + start, end - start)
-            for joined in self._joined
-            for start, end in joined.spans
-        ]
+        self._accepted = self._accept()
         self._counts = [stack.size for stack in stacks]
         indices = self._indices.tolist()
         cuts = [0, *accumulate(count // intervals for count in self._counts)]
         self._groups = [indices[start:end] for start, end in pairwise(cuts)]
         self.groups = list(compress(self._groups, self._accepted))
+
+    def _accept(self) -> list[bool]:
+        """Make code streams; return for each stack whether nvImageCodec accepts it."""
+        return [
+            self.work.streams.add(self._address + start, end - start)
+            for joined in self._joined
+            for start, end in joined.spans
+        ]
 
     def set_targets(self, addresses: Sequence[int], stream: Stream) -> None:
         """Set the device memory of each stack's planes."""
@@ -414,7 +444,8 @@ class StackedTiles(PreparedBatch):
             good[good] = worked
             table = table[np.repeat(good, self._counts)]
         if self._intervals > 1:
-            device.check_scans(table, self._shape.width, self.work.doubts, stream)
+            if self.joins:
+                device.check_scans(table, self._shape.width, self.work.doubts, stream)
             # The planes of a tile start with those of its first interval, and are checked now.
             table = table[:: self._intervals].copy()
             table["strip"] = table["length"] = 0
@@ -430,6 +461,72 @@ class StackedTiles(PreparedBatch):
         rows = np.unique(np.flatnonzero(doubts) // self._intervals)
         flagged = {decoded[row] for row in rows.tolist()}
         return [index for group in self._groups if not flagged.isdisjoint(group) for index in group]
+
+
+class TilesByKernels(StackedTiles):
+    """Tiles of a batch that our own kernels decode, each of them alone; see `StackedTiles`.
+
+    Parameters
+    ----------
+    kernels : JpegKernels
+        Decoder of the device.
+    """
+
+    joins = False
+
+    def __init__(
+        self,
+        groups: list[tuple[Joined, Integers]],
+        encoded: NDArray[np.uint8],
+        shape: Shape,
+        work: Workspace,
+        kernels: JpegKernels,
+        *,
+        intervals: int,
+        to_rgb: bool,
+    ) -> None:
+        self._kernels = kernels
+        super().__init__(groups, encoded, shape, work, intervals=intervals, to_rgb=to_rgb)
+        # The encoded bytes follow the planes in the workspace's device memory.
+        self._copy = -(-self._plan.size // WORD) * WORD
+        end = max((joined.end for joined in self._joined), default=0)
+        work.make_room(0, self._copy + end + WORD, len(self._table))
+        self._table = self._table.copy()
+        self._table["strip"] = self._table["length"] = 0  # the decoder checks each scan itself
+
+    def _accept(self) -> list[bool]:
+        return [True for joined in self._joined for _ in joined.stacks]
+
+    def set_targets(self, addresses: Sequence[int], stream: Stream) -> None:
+        """Remember the stream; the kernels need no handles of nvImageCodec."""
+        self._stream = stream
+
+    def decode(self, worker: DecodeWorker) -> list[bool]:
+        """Upload the scans and submit the kernels; return for each stack whether they decode it."""
+        size, sampling = (self._shape.height, self._shape.width), self._shape.sampling
+        planes = self._table["planes"] + np.uint64(self.work.planes)
+        address, worked, first = self.work.planes + self._copy, list[bool](), 0
+        for joined in self._joined:
+            start, end = joined.spans[0][0], joined.end
+            self.work.device.upload(address + start, self._encoded[start:end], self._stream)
+            past = first + len(joined.scans)
+            flags = self.work.doubts[first:past]
+            good = self._kernels.decode(
+                joined, address, planes[first:past], size, sampling, flags, self._stream
+            )
+            worked += [good] * len(joined.stacks)
+            first = past
+        return worked
+
+    def engine(self, worker: DecodeWorker) -> str:
+        """Return the name of the kernels."""
+        return ENGINE
+
+    def doubtful(self, decoded: Sequence[int]) -> list[int]:
+        """Return the tiles for which the kernel has set a flag."""
+        doubts = self.work.doubts[: len(self._table)].reshape(-1, self._intervals)
+        wrong = self._indices[doubts.any(axis=1)].tolist()
+        return sorted({*wrong} & {*decoded})
 
 
 @lru_cache(maxsize=256)

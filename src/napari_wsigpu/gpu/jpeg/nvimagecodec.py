@@ -105,11 +105,14 @@ class NvImageCodecDecoder:
         return preparer
 
     def _new_preparer(self, level: LevelLayout, recipe: Recipe) -> Preparer | str:
-        if recipe.kind == "jpeg" and level.encoding.jpeg_header is not None:
-            intervals = IntervalStreams(level, recipe)
-            return intervals if intervals.works else NOT_JOINED
         if recipe.kind == "jpeg":
-            return JpegStreams(level, recipe)
+            if not self.worker.start(recipe.kind):
+                return NO_KERNELS
+            kernels, by_engine = self.worker.jpeg, self.worker.has_jpeg_engine
+            if level.encoding.jpeg_header is None:
+                return JpegStreams(level, recipe, kernels, engine=by_engine)
+            intervals = IntervalStreams(level, recipe, kernels, engine=by_engine)
+            return intervals if intervals.works else NOT_JOINED
         if recipe.kind != "jpeg2000":
             compressed = self.worker.compressed
             return (
