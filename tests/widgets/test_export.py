@@ -174,11 +174,11 @@ def test_writes_a_drawn_rectangle_exactly(dock, layer, rectangle, answer, tmp_pa
 
 @pytest.mark.window
 def test_result_is_shown_below_the_button_and_moves_nothing(
-    viewer, dock, layer, answer, tmp_path, settled
+    dock, layer, answer, tmp_path, settled, qtbot
 ):
     parts = [dock.export.native, dock.form.native]
     choose(dock, region=WHOLE, level=3)
-    settled()
+    qtbot.wait(500)  # until the docks are laid out, and the summary is updated
     before = [part.mapTo(dock.native, QPoint(0, 0)) for part in parts]
     folder = tmp_path / ("folder" * 5)
     folder.mkdir()
