@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.byte_codecs import unpack_lzw
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, LZW, CompressedEngine
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, LZW, WORD, CompressedEngine
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from tests.fakes.host_cuda import host_cuda_device
@@ -59,7 +59,8 @@ def decoded(engine, algorithm, streams, size, sums=None):
         targets = device.address(pixels) + np.arange(len(streams)) * (size + GUARD)
         flags = device.pinned_array(len(streams), np.int32)
         flags[:] = 1
-        engine.decode(algorithm, encoded, starts, lengths, sums, targets, size, flags, stream)
+        room, _memory = device.allocate(len(encoded) + WORD)
+        engine.decode(algorithm, encoded, starts, lengths, sums, targets, size, flags, room, stream)
         found = device.download(pixels, stream)
         stream.synchronize()
     assert (found[:, size:] == UNTOUCHED).all()

@@ -70,9 +70,10 @@ class CompressedEngine(KernelEngine):
         targets: Integers,
         size: int,
         flags: NDArray[np.int32],
+        address: int,
         stream: Stream,
     ) -> None:
-        """Submit the decoding of streams to a CUDA stream.
+        """Upload streams, and submit their decoding to a CUDA stream.
 
         Parameters
         ----------
@@ -90,31 +91,26 @@ class CompressedEngine(KernelEngine):
             Number of decoded bytes of every tile.
         flags : ndarray of int32, shape (tiles,)
             Page-locked memory, in which a kernel sets 0 for each tile that was decoded.
+        address : int
+            Device memory for the streams from the first to the last one, and `WORD` bytes more. It
+            is the batch's own, so that batches overlap.
         stream : Stream
             Stream to which the work is submitted.
-
-        Raises
-        ------
-        MemoryError
-            If the device does not have enough memory.
         """
         first, last = int(starts.min()), int((starts + lengths).max())
-        # Kernels read whole words.
-        room = self._scratch.borrow(last - first + WORD, stream)
-        self._device.upload(room.address, encoded[first:last], stream)
+        self._device.upload(address, encoded[first:last], stream)
         parts = np.empty(len(starts), PART)
-        parts["source"], parts["target"] = room.address + starts - first, targets
+        parts["source"], parts["target"] = address + starts - first, targets
         parts["length"] = lengths
-        table, address = self._device.table(parts, stream), np.uint64(flags.ctypes.data)
-        arguments = table, np.int32(size), address
+        table, doubts = self._device.table(parts, stream), np.uint64(flags.ctypes.data)
+        arguments = table, np.int32(size), doubts
         self._launch(KERNELS[algorithm], len(parts), 1, arguments, stream)
         if sums is not None:
             rows = np.stack([targets.astype(np.uint64), sums])
             table = self._device.table(rows, stream)
             where = self._device.address(table) + np.arange(2) * rows[0].nbytes
-            checked = *map(np.uint64, where.tolist()), np.int64(size), address
+            checked = *map(np.uint64, where.tolist()), np.int64(size), doubts
             self._launch("check_sums", len(parts), CHECKING, checked, stream)
-        self._scratch.give_back(room, stream)
 
     def restore(
         self, addresses: Integers, level: LevelLayout, *, swap: bool, sum_up: bool, stream: Stream

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, WORD
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.model.tags import PREDICTOR
 
@@ -56,8 +56,9 @@ class CompressedTiles:
         good = long.copy()
         if long.any():
             good &= _is_known(self._algorithm, encoded[np.minimum(places, len(encoded) - 1)])
-        work.make_room(0, 0, count)
         chosen = np.flatnonzero(good)
+        # Kernels read whole words.
+        work.make_room(0, len(encoded) + WORD, count)
         return _Tiles(batch, chosen, encoded, self._algorithm, self._engine, work)
 
 
@@ -89,20 +90,18 @@ class _Tiles(PreparedBatch):
             sums = self._encoded[ends].view(">u4").ravel().astype(np.uint64)
             starts, lengths = starts + ZLIB_HEADER, lengths - ZLIB_HEADER - ZLIB_CHECKSUM
         self._flags[:] = 1  # the kernels set 0 for success
-        try:
-            self._engine.decode(
-                self.kind,
-                self._encoded,
-                starts,
-                lengths,
-                sums,
-                self._targets,
-                self._level.tile_bytes,
-                self._flags,
-                self._stream,
-            )
-        except MemoryError:
-            return [False] * len(self._chosen)
+        self._engine.decode(
+            self.kind,
+            self._encoded,
+            starts,
+            lengths,
+            sums,
+            self._targets,
+            self._level.tile_bytes,
+            self._flags,
+            self.work.planes,
+            self._stream,
+        )
         return [True] * len(self._chosen)
 
     def engine(self, worker: DecodeWorker) -> str:
