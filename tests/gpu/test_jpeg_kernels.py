@@ -16,7 +16,7 @@ from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.gpu.jpeg import jpeg_stacks
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
-from napari_wsigpu.model.errors import DeviceError, TileError
+from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from tests.conftest import shared_slide
@@ -70,9 +70,9 @@ def crops(tile, pixels=TISSUE):
         yield pixels[y : y + tile[0], x : x + tile[1]]
 
 
-def write(path, tiles, tile, *, photometric="ycbcr", samples=3, subsampling=(1, 1)):
+def write(path, tiles, tile, *, rows=ROWS, photometric="ycbcr", samples=3, subsampling=(1, 1)):
     """Write encoded tiles as the only level of a TIFF."""
-    shape = (tile[0] * ROWS, tile[1] * COLUMNS, samples)[: 2 if samples == 1 else 3]
+    shape = (tile[0] * rows, tile[1] * COLUMNS, samples)[: 2 if samples == 1 else 3]
     extra = {} if samples == 1 else {"subsampling": subsampling}
     tifffile.imwrite(
         path,
@@ -87,13 +87,15 @@ def write(path, tiles, tile, *, photometric="ycbcr", samples=3, subsampling=(1, 
 
 
 def read(path, device):
-    """Return the level's pixels, or the message of the error."""
+    """Return the level's pixels, and how many tiles were decoded by what."""
     with open_slide(path, device=device) as slide:
-        try:
-            pixels = np.asarray(slide.levels[0])
-        except TileError as error:
-            return str(error), {}
-        return pixels, slide.stats()["decoded"]
+        return np.asarray(slide.levels[0]), slide.stats()["decoded"]
+
+
+def read_tolerantly(path, device):
+    """Return the level's pixels, which are white in damaged tiles."""
+    with open_slide(path, device=device) as slide:
+        return np.asarray(slide.level_array(0, tolerant=True))
 
 
 def check(own_runtime, path, on_cpu=0):
@@ -201,34 +203,35 @@ ENCODED = {
 }
 
 
+def mutated(encoded, rng):
+    """Return a JPEG with some bits or bytes of its scan changed, removed or inserted."""
+    tile, start = bytearray(encoded), header_length(encoded)
+    for _ in range(int(rng.integers(1, 4))):
+        place = int(rng.integers(start, len(tile) - 2))
+        match int(rng.integers(4)):
+            case 0:
+                tile[place] ^= 1 << int(rng.integers(8))
+            case 1:
+                tile[place] = int(rng.choice([0, 255, rng.integers(256)]))
+            case 2:
+                del tile[place : min(place + int(rng.integers(1, 9)), len(tile) - 2)]
+            case 3:
+                tile[place:place] = rng.bytes(int(rng.integers(1, 9)))
+    return bytes(tile)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_damage_is_seen_as_by_the_cpu(on_host, tmp_path_factory, data):
     """Every tile is damaged in another way; all decode to the CPU's pixels, or fail as there."""
     name = data.draw(st.sampled_from(sorted(ENCODED)))
-    seed = data.draw(st.integers(0, 1 << 30))
-    rng, tiles = np.random.default_rng(seed), []
-    for encoded in ENCODED[name]:
-        tile = bytearray(encoded)
-        start = header_length(encoded)
-        for _ in range(int(rng.integers(1, 4))):
-            place = int(rng.integers(start, len(tile) - 2))
-            match int(rng.integers(4)):
-                case 0:
-                    tile[place] ^= 1 << int(rng.integers(8))
-                case 1:
-                    tile[place] = int(rng.choice([0, 255, rng.integers(256)]))
-                case 2:
-                    del tile[place : min(place + int(rng.integers(1, 9)), len(tile) - 2)]
-                case 3:
-                    tile[place:place] = rng.bytes(int(rng.integers(1, 9)))
-        tiles.append(bytes(tile))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     path = tmp_path_factory.mktemp("damaged") / "a.tif"
+    tiles = [mutated(encoded, rng) for encoded in ENCODED[name]]
     write(path, tiles, (64, 64), subsampling=SAMPLINGS[name])
     with runtime.using(on_host):
-        found, _ = read(path, "cuda")
-    expected, _ = read(path, "cpu")
-    np.testing.assert_array_equal(found, expected)
+        found = read_tolerantly(path, "cuda")
+    np.testing.assert_array_equal(found, read_tolerantly(path, "cpu"))
 
 
 def test_large_batches_only():

@@ -55,7 +55,7 @@ class EncodedBatch:
 
     Attributes
     ----------
-    level, tiles, starts, lengths
+    level, tiles, starts, lengths, background
         The parameters.
     view : memoryview
         View of the buffer.
@@ -78,7 +78,7 @@ class EncodedBatch:
         self.lengths = lengths
         self.tiles = tiles
         self._present = present
-        self._background = background
+        self.background = background
         self._reasons = reasons
         self._fills: Sequence[Fill] = ()
         self._deferred: DeferredReads | None = None
@@ -169,7 +169,7 @@ class EncodedBatch:
             self.starts[:, chosen],
             self.lengths[:, chosen],
             self._present[:, chosen],
-            self._background,
+            self.background,
             reasons=reasons,
         )
 
@@ -191,7 +191,7 @@ class EncodedBatch:
             self._make_lists()
         row, column = self._rows_and_columns[index]
         if self._fills:
-            return EncodedTile(self.level, row, column, (), self._background, self._fills[index])
+            return EncodedTile(self.level, row, column, (), self.background, self._fills[index])
         segments: tuple[memoryview | None, ...]
         if self._deferred is not None:
             segments = (memoryview(self._deferred.read(index)),)
@@ -202,7 +202,7 @@ class EncodedBatch:
             )
         else:
             segments = tuple([self._segment(*bounds) for bounds in self._bounds[index]])
-        return EncodedTile(self.level, row, column, segments, self._background)
+        return EncodedTile(self.level, row, column, segments, self.background)
 
     @property
     def single(self) -> bool:

@@ -202,12 +202,21 @@ class GpuBatch:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, retried))
             self._stream_busy = True
             with worker.device.active():
-                self._deliver(self._upload_cpu_parts(self._stream))
+                self._deliver(self._upload_cpu_parts(self._stream, cover=True))
                 worker.device.record(self._stream).synchronize()
             self._stream_busy = False
 
-    def _upload_cpu_parts(self, stream: Stream) -> list[int]:
-        """Wait for the CPU, and upload its tiles; return the indices of the decoded ones."""
+    def _upload_cpu_parts(self, stream: Stream, *, cover: bool = False) -> list[int]:
+        """Wait for the CPU, and upload its tiles; return the indices of those to deliver.
+
+        Parameters
+        ----------
+        stream : Stream
+            Stream of the copies.
+        cover : bool
+            Whether to deliver background instead of damaged tiles, as the device's pixels of these
+            tiles have been delivered before.
+        """
         done: list[int] = []
         parts, self._cpu_parts = self._cpu_parts, []
         self._uploaded += parts
@@ -216,7 +225,9 @@ class GpuBatch:
             self._failures |= failed
             self.on_cpu += len(part.indices)
             for index, pixels in zip(part.indices, part.memory, strict=True):
-                if index not in failed:
+                if index in failed and cover:
+                    pixels.view(self._batch.level.dtype)[...] = self._batch.background
+                if index not in failed or cover:
                     address = int(self._slots.addresses[index])
                     self._decoder.worker.device.upload(address, pixels, stream)
                     done.append(index)

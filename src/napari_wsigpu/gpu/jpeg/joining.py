@@ -163,7 +163,7 @@ class StackedBatch(EncodedBatch):
         starts, lengths = (each.reshape(len(indices), -1).T for each in (starts, lengths))
         chosen, buffer = self.tiles[np.array(indices, np.int64)], b"".join(segments)
         return EncodedBatch(
-            self.level, chosen, buffer, starts, lengths, lengths > 0, self._background
+            self.level, chosen, buffer, starts, lengths, lengths > 0, self.background
         )
 
     def _segment(self, start: int, end: int, present: bool) -> memoryview | None:
