@@ -229,6 +229,10 @@ class JpegStreams:
         """Join tiles in a workspace; return the stacks of each header with their tiles' indices."""
         most = self._tiles_per_stack(count, work.device)
         starts, lengths = batch.starts[0, :count], batch.lengths[0, :count]
+        if not self._common_header and count > 1:
+            # Probably all tiles have the header of the first one; `Joined.copy` compares them.
+            first, size = int(starts[0]), min(int(lengths[0]), LONGEST_HEADER)
+            self._common_header = self._check(bytes(batch.view[first : first + size]))
         alike = self._join_alike(starts, lengths, work.device)
         if alike is not None:
             work.make_room(alike.end, 0, 0)
