@@ -293,7 +293,10 @@ class DeviceTiles:
 
     def _evict(self, pool: SlotPool, indices: Integers) -> None:
         owners = pool.owners[indices]
-        for slide, level in {*map(tuple, owners[:, :2].tolist())}:
+        levels = owners[:, :2]
+        # Most often, all tiles are of one level.
+        alike = len(levels) and (levels == levels[0]).all()
+        for slide, level in (levels[:1] if alike else np.unique(levels, axis=0)).tolist():
             rows, columns = owners[(owners[:, 0] == slide) & (owners[:, 1] == level), 2:].T
             self._levels[slide, level].table[rows, columns] = NO_TILE
         pool.owners[indices, 0] = NO_TILE
