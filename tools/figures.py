@@ -99,6 +99,25 @@ TABLES = {
             for side in (256, 512)
         },
     ),
+    "compressions": Table(
+        "patches per second",
+        {
+            "JPEG": "jpeg",
+            "restart intervals of 2048 x 8, as in NDPI": "jpeg intervals",
+            "JPEG 2000": "jpeg2000",
+            "deflate": "deflate",
+            "LZW": "lzw",
+            "uncompressed": "none",
+            "zstd": "zstd",
+            "PackBits": "packbits",
+            "LERC": "lerc",
+            "WebP": "webp",
+        },
+        {
+            heading: (f"compressions-h100: kinds/kind={{}}/{key}", COUNT)
+            for heading, key in (("to the GPU", "gpu"), ("CPU, 16 cores", "cpu"))
+        },
+    ),
     "datasets": Table(
         "patches per second",
         {
