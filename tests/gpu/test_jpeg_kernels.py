@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg import jpeg_stacks
+from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from tests.conftest import shared_slide
 from tests.fakes import host_cuda
-from tests.fakes.host_device import level_of
+from tests.fakes.host_device import HostDevice, joined, level_of
 from tests.writers import slides
 
 TISSUE = np.tile(slides.picture(300, 500), (2, 2, 1))
@@ -234,7 +237,18 @@ def test_damage_is_seen_as_by_the_cpu(on_host, tmp_path_factory, data):
     np.testing.assert_array_equal(found, read_tolerantly(path, "cpu"))
 
 
-def test_large_batches_only():
-    """If there is an engine, the kernels decode batches of at least so many pixels."""
-    streams = jpeg_stacks.JpegStreams(level_of(tile=(256, 256)), None, object())
-    assert [streams._is_large(count) for count in (1, 255, 256, 1024)] == [False, False, True, True]
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_engine_decodes_small_batches_and_restarts(on_host, monkeypatch, count, restarts):
+    monkeypatch.setattr(jpeg_stacks, "LARGE_BATCH", 4 * 64 * 64)
+    file = io.BytesIO()
+    Image.fromarray(TISSUE[:64, :64]).save(
+        file, "JPEG", subsampling="4:4:4", restart_marker_blocks=8 if restarts else 0
+    )
+    encoded = file.getvalue()
+    level, kernels = level_of(tile=(64, 64)), on_host.devices.worker(0).jpeg
+    streams = jpeg_stacks.JpegStreams(level, recipe_for(level), kernels)
+    work = Workspace(HostDevice())
+    tiles = [EncodedTile(level, 0, index, (encoded,), 255) for index in range(count)]
+    prepared = streams.prepare(joined(tiles), count, work)
+    assert isinstance(prepared, jpeg_stacks.TilesByKernels) == (count == 4 and not restarts)

@@ -106,6 +106,11 @@ class JpegKernels(KernelEngine):
         """Return whether the kernels may decode JPEG, and the device runs them."""
         return os.environ.get(JPEG_ENGINE) != BY_HARDWARE and super().ready()
 
+    @staticmethod
+    def accepts(joined: Joined) -> bool:
+        """Return whether the kernel can decode scans with the header of these."""
+        return _tables(joined) is not None
+
     def decode(
         self,
         joined: Joined,
@@ -139,8 +144,7 @@ class JpegKernels(KernelEngine):
         bool
             False if the kernel cannot decode scans with this header.
         """
-        stack = joined.stacks[0]
-        tables = _tables(stack.header, joined=bool(stack.end))
+        tables = _tables(joined)
         if tables is None:
             return False
         form, codes, components = tables
@@ -157,19 +161,26 @@ class JpegKernels(KernelEngine):
         return True
 
 
+def _tables(joined: Joined) -> tuple[NDArray[np.void], NDArray[np.void], int] | None:
+    # Stacks with an end have a restart interval, which their tiles need not have.
+    return _tables_of(joined.stacks[0].header, restarts=bool(joined.stacks[0].end))
+
+
 @lru_cache(maxsize=64)
-def _tables(data: bytes, *, joined: bool) -> tuple[NDArray[np.void], NDArray[np.void], int] | None:
+def _tables_of(
+    data: bytes, *, restarts: bool
+) -> tuple[NDArray[np.void], NDArray[np.void], int] | None:
     """Return the tables of a header, and the number of its components; None if unusual.
 
     Parameters
     ----------
     data : bytes
         The header.
-    joined : bool
-        Whether its restart interval is that of a stack.
+    restarts : bool
+        Whether its restart interval doesn't matter.
     """
     header = read_header(data)
-    if header is None or header.frame not in SEQUENTIAL or (header.restarts and not joined):
+    if header is None or header.frame not in SEQUENTIAL or (header.restarts and not restarts):
         return None
     form = np.zeros(1, FORM)
     form["order"] = ORDER

@@ -214,14 +214,17 @@ class JpegStreams:
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._recipe.sample_format, self._recipe.color_spec)
         arguments, intervals = (groups, encoded, shape, work), self._intervals
-        to_rgb, large = self._recipe.convert, self._is_large(count)
-        kernels = self._kernels
-        if kernels is not None and (not self._engine or (large and kernels.ready())):
+        to_rgb, kernels = self._recipe.convert, self._kernels
+        if kernels is not None and self._use(kernels, count, [joined for joined, _ in groups]):
             return TilesByKernels(*arguments, kernels, intervals=intervals, to_rgb=to_rgb)
         return StackedTiles(*arguments, intervals=intervals, to_rgb=to_rgb)
 
-    def _is_large(self, count: int) -> bool:
-        return count * self._intervals * self._size[0] * self._size[1] >= LARGE_BATCH
+    def _use(self, kernels: JpegKernels, count: int, groups: list[Joined]) -> bool:
+        """Return whether the kernels decode a batch of `count` tiles, rather than the engine."""
+        if not self._engine:
+            return True
+        pixels = count * self._intervals * self._size[0] * self._size[1]
+        return pixels >= LARGE_BATCH and kernels.ready() and all(map(kernels.accepts, groups))
 
     def _join(
         self, batch: EncodedBatch, count: int, work: Workspace
