@@ -11,6 +11,7 @@ import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.model.tags import COMPRESSION, DEFLATE
 from napari_wsigpu.reading.batches import AHEAD_BYTES
 from napari_wsigpu.reading.plan import Regions
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.arrays import AnyArray, Array, DType
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.scaling import Target
 
 # Number of batches or single regions that are read concurrently.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE = 2, 3
+# A device decodes each of these tiles with one thread, so it needs more of them at once.
+SLOW_ALONE, AHEAD_IF_SLOW = frozenset({COMPRESSION.LZW, *DEFLATE}), 6
 MAX_AHEAD_AVERAGING = 8
 # This many tiles keep a GPU busy while the next ones are read.
 TILES_PER_READ = 1024
@@ -92,14 +96,14 @@ def count_of(batch_size: object) -> int:
     return int(batch_size) if isinstance(batch_size, int | np.integer) else 1
 
 
-def batches_ahead(device: str, target: Target) -> int:
-    """Return the number of batches, or single regions, to read concurrently."""
+def batches_ahead(device: str, target: Target, image: LevelLayout) -> int:
+    """Return the number of batches, or single regions, to read concurrently from an image."""
     if device == "cpu":
         # Averaging a region occupies one thread for about as long as decoding it occupies several,
         # so more regions are read at once.
         cores = 1 if target.exact else (os.cpu_count() or 1) // 2
         return max(AHEAD_ON_HOST, min(cores, MAX_AHEAD_AVERAGING))
-    return AHEAD_ON_DEVICE
+    return AHEAD_IF_SLOW if image.encoding.compression in SLOW_ALONE else AHEAD_ON_DEVICE
 
 
 def batches_per_read(

@@ -1364,7 +1364,7 @@ class Slide:
         if device != "cpu":
             plane._reader.offload.worker(device)
         if num_workers is None:
-            num_workers = batches_ahead(device, target)
+            num_workers = batches_ahead(device, target, plane._images[target.level])
         options = ReadOptions(keep="recurring", table=plane._profile.table(color))
 
         def read(batch: list[Pair], cancellation: Cancellation) -> AnyArray:
@@ -1465,7 +1465,7 @@ class Slide:
         table = plane._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
         common = ReadOptions(keep=keep, table=table)
-        bands = grid.bands(batches_ahead(device, target))
+        bands = grid.bands(batches_ahead(device, target, grid.image))
         count, stored = count_of(batch_size), grid.image.grid
         batch_bytes = len(bands) * count * plane._region_bytes((width, height), target.level)
         # Neighboring regions share tiles, so each counts by its area, not by the tiles it touches.
