@@ -6,7 +6,6 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from napari_wsigpu.gpu.device.scratch import Scratch
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -16,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class KernelEngine(ABC):
-    """Kernels of one device for a kind of tiles, and the memory that they share.
+    """Kernels of one device for a kind of tiles.
 
     Only one thread may call a subclass's `decode` at a time (it holds `DecodeWorker.decoding`);
-    `trim` and `ready` may be called from any thread.
+    `ready` may be called from any thread.
 
     Parameters
     ----------
@@ -38,7 +37,6 @@ class KernelEngine(ABC):
     def __init__(self, device: CudaDevice) -> None:
         self.works: bool | None = None
         self._device = device
-        self._scratch = Scratch(device)
 
     @staticmethod
     @abstractmethod
@@ -55,7 +53,3 @@ class KernelEngine(ABC):
                 self.works = False
                 logger.info("%s: %s", self._otherwise, error)
         return self.works
-
-    def trim(self) -> None:
-        """Free the memory for intermediate results, after waiting for its last use."""
-        self._scratch.trim()

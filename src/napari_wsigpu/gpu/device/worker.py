@@ -179,9 +179,7 @@ class DecodeWorker:
         """Free idle workspaces and buffers."""
         self._workspaces.clear()
         self._buffers.clear()
-        self.jpeg.trim()
         self.jpeg2000.trim()
-        self.compressed.trim()
 
     def decode_reference(self, tile: EncodedTile) -> Future[Array]:
         """Decode a tile on the CPU for the `Verifier`.

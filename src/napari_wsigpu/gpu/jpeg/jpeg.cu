@@ -189,6 +189,7 @@ extern "C" __global__ void decode_jpeg(const Scan *scans, const Form *forms, con
                                        int *flags) {
     // Coefficients of each thread's block. One word more than necessary avoids bank conflicts.
     __shared__ short coefficients[THREADS][64 + 2];
+    // Where the part before each thread's ends, and in which block; later, first MCUs and counts.
     __shared__ int positions[THREADS + 1], numbers[THREADS + 1];
     __shared__ Part parts[THREADS];
     __shared__ int changed;
@@ -205,18 +206,18 @@ extern "C" __global__ void decode_jpeg(const Scan *scans, const Form *forms, con
     const int length = max((limit - begin + lanes - 1) / lanes, SHORTEST);
     const int from = begin + lane * length, to = min(from + length, limit);
     int first = from, block = 0;
-    bool anew = size > 0;
+    bool again = size > 0;
     for (int round = 0; round < lanes; ++round) {
-        if (anew) {
+        if (again) {
             parts[lane] = read_part(in, form, codes, lumas, blocks, block, first, to);
             positions[lane + 1] = parts[lane].end;
             numbers[lane + 1] = parts[lane].block;
         }
         if (!lane) changed = 0;
         __syncthreads();
-        anew = lane && size > 0 &&
+        again = lane && size > 0 &&
                (positions[lane] != first || (!form.alike && numbers[lane] != block));
-        if (anew) {
+        if (again) {
             first = positions[lane];
             block = numbers[lane];
             atomicAdd(&changed, 1);

@@ -35,6 +35,8 @@ QUICK = 9
 # after the first step, are below these. Both exceed what encoded pixels can reach.
 LARGEST_COLUMN, LARGEST_ROW = 5000, 32767
 MOST_CODES, LARGEST_DC = 256, 15
+# In bytes. The kernel counts bits as 32-bit integers.
+LONGEST_SCAN = 1 << 27
 # Threads of a block, which decodes a scan; the fewest bits that are worth a thread; bytes that a
 # thread moves at once; bytes of a word.
 THREADS, SHORTEST, CHUNK, WORD = 64, 512, 16, 4
@@ -162,6 +164,8 @@ class JpegKernels(KernelEngine):
 
 
 def _tables(joined: Joined) -> tuple[NDArray[np.void], NDArray[np.void], int] | None:
+    if joined.scans["length"].max() > LONGEST_SCAN:
+        return None
     # Stacks with an end have a restart interval, which their tiles need not have.
     return _tables_of(joined.stacks[0].header, restarts=bool(joined.stacks[0].end))
 

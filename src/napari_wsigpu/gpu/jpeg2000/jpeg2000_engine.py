@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
+from napari_wsigpu.gpu.device.scratch import Scratch
 from napari_wsigpu.gpu.jpeg2000.form_decoder import Form, FormDecoder, form_of, programs
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import in_brief, read_header
 
@@ -30,6 +31,7 @@ class Jpeg2000Engine(KernelEngine):
 
     def __init__(self, device: CudaDevice) -> None:
         super().__init__(device)
+        self._scratch = Scratch(device)
         self._decoders: dict[Form, FormDecoder] = {}
 
     @staticmethod
@@ -93,6 +95,10 @@ class Jpeg2000Engine(KernelEngine):
                 stream,
             )
         self._scratch.give_back(room, stream)
+
+    def trim(self) -> None:
+        """Free the memory for intermediate results, after waiting for its last use."""
+        self._scratch.trim()
 
     def _decoder(self, form: Form) -> FormDecoder:
         """Return the decoder for a form; keep the `MOST_DECODERS` that were used last."""
