@@ -17,7 +17,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt, QTimer
 from qtpy.QtGui import QCloseEvent, QColor
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QColorDialog, QMainWindow, QMessageBox
+from qtpy.QtWidgets import QApplication, QColorDialog, QMainWindow, QMessageBox, QProgressDialog
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
@@ -28,6 +28,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
 from napari_wsigpu.viewer.window.settings import PLUGIN
 from napari_wsigpu.widgets.annotations.annotation_dock import BEYOND, PATIENCE_MS
@@ -1041,6 +1042,34 @@ def test_closing_window_shows_slow_saving(
     assert closing(QMessageBox.Save) == ([UNSAVED], True)
     assert shown == ["Saving the annotations of dark.tif…"] * 2
     assert len(read_geojson(tmp_path / "dark.geojson")) == 1
+
+
+def test_quick_saving_is_not_shown_over_the_next_question(viewer, monkeypatch, qtbot):
+    class Hasty(QProgressDialog):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            for timer in self.findChildren(QTimer):
+                timer.start(50)  # instead of four seconds
+
+    monkeypatch.setattr(annotator, "QProgressDialog", Hasty)
+    window, top = main_window(viewer), []
+
+    def look():
+        top.append(QApplication.activeModalWidget())
+        for widget in QApplication.topLevelWidgets():
+            if isinstance(widget, QMessageBox | QProgressDialog):
+                widget.close()
+
+    def save_and_ask():
+        annotator.run_modally(window, "Saving…", lambda: None)
+        QTimer.singleShot(400, look)
+        box = QMessageBox(QMessageBox.Warning, UNSAVED, "", QMessageBox.Ok, window)
+        box.exec()
+        top.append(box)
+
+    QTimer.singleShot(0, save_and_ask)  # in an event, as when a window closes
+    qtbot.waitUntil(lambda: len(top) == 2)
+    assert top[0] is top[1]
 
 
 def test_a_slide_is_removed_with_its_annotations(

@@ -477,7 +477,8 @@ def run_modally(window: QMainWindow, title: str, work: Callable[[], object]) -> 
         while wait([future], POLL_S).not_done:
             dialog.show()  # again if the user has pressed Escape
             QApplication.processEvents()
-        dialog.hide()  # now: it would block the next question
+        # Hide it now, and stop its timer, which would show it over the next question.
+        dialog.reset()
         dialog.deleteLater()
     future.result()  # raises what the function has raised
 
