@@ -232,6 +232,12 @@ class _MarkerParser:
 
     def _end_of_scan(self, data: Data, at: int, intervals: int) -> int:
         """Return the offset of the first marker in or after a scan that is not a restart."""
+        if intervals <= 1:
+            # Most scans end with the data, and contain no marker: counting is faster than
+            # searching, which would take longer than decoding does without the GIL.
+            scan = bytes(data[at:])
+            if scan.endswith(END_OF_IMAGE) and scan.count(0xFF) == scan.count(b"\xff\0") + 1:
+                return len(data) - len(END_OF_IMAGE)
         for restarts, found in enumerate(SCAN_MARKER.finditer(data, at)):
             code = found[1][0]
             if code not in RESTARTS:
