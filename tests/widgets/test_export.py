@@ -26,7 +26,7 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.arrangement import show_only
 from napari_wsigpu.viewer.window.saving import saved
 from napari_wsigpu.widgets.export.export_dock import CANCELLED, Export
-from napari_wsigpu.widgets.export.export_plan import ENDINGS, Kind, Part
+from napari_wsigpu.widgets.export.export_plan import ENDINGS, Kind, Part, export_region
 from tests.widgets.conftest import assert_text_grows, click, workers
 from tests.writers import icc, slides
 
@@ -336,6 +336,23 @@ def test_several_slides(viewer, dock, layer, slide_is_open, write_channels, rect
     viewer.layers.remove(same_name)
     assert dock.slide is None
     assert dock.source.value is None
+
+
+def test_slide_of_the_active_annotations_is_exported(
+    viewer, layer, slide_is_open, write_channels, tmp_path
+):
+    other, *_ = write_channels(1)
+    slide_is_open(other)
+    slide = slide_of(layer)
+    annotations = Shapes([np.eye(2)], shape_type="line", metadata={SLIDE: slide.path})
+    viewer.add_layer(annotations)
+    assert viewer.layers.selection.active == annotations
+    [path] = export_region(viewer, tmp_path / "slide.ome.tif", Part.WHOLE)
+    with open_slide(path) as exported:
+        assert exported.dimensions == slide.dimensions
+    viewer.layers.clear()
+    with pytest.raises(SlideError, match="No slide is open"):
+        export_region(viewer, tmp_path / "none.png")
 
 
 def test_shapes_of_other_slides_are_not_offered(

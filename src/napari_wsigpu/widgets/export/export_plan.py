@@ -17,10 +17,10 @@ from napari_wsigpu.conversion.png import check_png
 from napari_wsigpu.model.errors import RegionError, SlideError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import TIMES, extent, pixel_size
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.annotations.shape_regions import shape_regions
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.layers.stack_axes import shown_plane
-from napari_wsigpu.viewer.view.arrangement import layers_of, slides_of
+from napari_wsigpu.viewer.view.arrangement import active_slide, layers_of, slides_of
 from napari_wsigpu.viewer.view.region import drawn, seen, whole
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def export_region(
     Parameters
     ----------
     viewer : Viewer
-        A viewer, whose active or only slide is exported.
+        A viewer; the slide that its active layer shows or belongs to is exported.
     path : Path or str
         The file; its suffix selects the `Kind`.
     region, files, level, color
@@ -302,17 +302,19 @@ def export_region(
     SlideError
         If the region is empty, or the file cannot hold it or cannot be written.
     """
-    slides = slides_of(viewer)
-    active = slide_of(viewer.layers.selection.active)
-    if active is None and len(slides) != 1:
-        raise RegionError("No slide is active; select a layer of the slide to export.")
+    active, slides = viewer.layers.selection.active, slides_of(viewer)
+    path_of_owner = None if active is None else active.metadata.get(SLIDE)
+    owner = next((each for each in slides if each.path == path_of_owner), None)
+    slide = active_slide(viewer, owner)
+    if slide is None:
+        raise RegionError("No slide is open; open the slide to export.")
     kinds = [kind for kind, endings in ENDINGS.items() if str(path).lower().endswith(endings)]
     if not kinds:
         raise RegionError(
             f"The suffix of '{path}' does not select a format; use a name that ends in .ome.tif, "
             ".png or .zarr."
         )
-    plans = Choices(region, files, level, color, kinds[0]).plans(viewer, active or slides[0])
+    plans = Choices(region, files, level, color, kinds[0]).plans(viewer, slide)
     paths = paths_of(plans, Path(path))
     for plan, target in zip(plans, paths, strict=True):
         plan.write(target, overwrite=overwrite)
