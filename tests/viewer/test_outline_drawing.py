@@ -100,6 +100,13 @@ def test_selected_outlines_have_no_rim(viewer, shown):
     layer_visual(viewer, layer).node.children[-1].visible = False
     _, alone = blue_pixels(viewer, image, zoom)
     np.testing.assert_array_equal(selected[100], alone[100])
+    layer_visual(viewer, layer).node.children[-1].visible = True
+    viewer.layers.selection.active = image
+    _, left = blue_pixels(viewer, image, zoom)
+    layer.selected_data = set()
+    _, plain = blue_pixels(viewer, image, zoom)
+    np.testing.assert_array_equal(left[100], plain[100])
+    viewer.layers.selection.active = layer
     layer.selected_data = {1}
     layer._value = (1, None)  # under the mouse
     layer.remove_selected()

@@ -246,7 +246,7 @@ SHAPES_VISUAL = Internal(
 # computed. Drop colors that napari leaves behind.
 SHAPES = Internal(
     "Shapes",
-    ("_data_view", "_outline_shapes", "_highlight_color"),
+    ("_data_view", "_outline_shapes", "_highlight_color", "_highlight_visible"),
     SLOW_SHAPES,
     lambda viewer: viewer.layers[1],
 )

@@ -277,7 +277,8 @@ class OutlineDrawing:
         self._update_matrix = SHAPES_LAYER.get(self._visual, "_on_matrix_change")
         for attribute in SHAPE_LIST.attributes:
             SHAPE_LIST.get(SHAPES.get(layer), attribute)
-        SHAPES.get(layer, "_highlight_color")
+        for attribute in ("_highlight_color", "_highlight_visible"):
+            SHAPES.get(layer, attribute)
         # napari calls these methods by name.
         SHAPES_LAYER.override(self._visual, "_on_data_change", self._on_data)
         SHAPES.override(layer, "_outline_shapes", self._selected_outlines)
@@ -341,9 +342,11 @@ class OutlineDrawing:
             )[:3]
         if not self.is_active:  # don't cover napari's fills and highlights
             faces[:, 3] = 0
-            highlighted = set(self._layer.selected_data)
-            if self._layer.mode == "select":
-                highlighted.add((SHAPES.get(self._layer, "_value") or (None,))[0])
+            highlighted = set()
+            if SHAPES.get(self._layer, "_highlight_visible"):  # while the layer is active
+                highlighted |= set(self._layer.selected_data)
+                if self._layer.mode == "select":
+                    highlighted.add((SHAPES.get(self._layer, "_value") or (None,))[0])
             # While napari removes shapes, it still highlights them.
             edges[[each for each in highlighted if each in range(len(edges))], 3] = 0
         now = edges, faces
