@@ -30,6 +30,7 @@ from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
+from napari_wsigpu.viewer.window.docks import open_dock
 from napari_wsigpu.viewer.window.settings import PLUGIN
 from napari_wsigpu.widgets.annotations.annotation_dock import BEYOND, PATIENCE_MS
 from napari_wsigpu.widgets.annotations.annotation_table import AnnotationTable
@@ -1219,13 +1220,15 @@ def test_lost_annotations_are_deleted_only_after_a_question(
     assert default == QMessageBox.Cancel  # Enter deletes nothing
 
 
-def test_lost_annotations_are_announced(viewer, tmp_path):
+def test_lost_annotations_are_announced(viewer, qtbot):
     path = str(sample_path())
     lose(path, [Annotation("points", (np.ones((1, 2)),))])
     [layer] = viewer.open(path, plugin=PLUGIN)
     napari_wsigpu.wait(layer)
     [said] = [each.message for each in notification_manager.records if "Annotate" in each.message]
-    assert "without saving its annotations of 'he_phantom'" in said
+    assert said.startswith("'he_phantom.svs' has unsaved annotations")
+    dock = open_dock(viewer, "Annotate")
+    qtbot.waitUntil(lambda: not dock.recover.native.visibleRegion().isEmpty())
 
 
 def test_only_objects_of_the_active_layer_are_selected(viewer, dock, slides):

@@ -9,11 +9,20 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu.annotations import recovery
-from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_name, slide_of
+from napari_wsigpu.slide.facts import title
+from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of
 from napari_wsigpu.viewer.layers.stack_axes import show_plane
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import raise_annotations, show_only, slides_of
-from napari_wsigpu.viewer.window.docks import CHANNELS, SLIDES, is_known, open_dock, open_inspector
+from napari_wsigpu.viewer.window.docks import (
+    ANNOTATE,
+    CHANNELS,
+    SLIDES,
+    is_known,
+    open_dock,
+    open_inspector,
+    raise_dock,
+)
 from napari_wsigpu.viewer.window.main_window import (
     camera_view,
     fit_again,
@@ -126,12 +135,14 @@ class _NewSlides:
         if composed and is_known() and not self._channels_were_offered:
             self._channels_were_offered = True
             open_dock(viewer, CHANNELS, behind=True)
-        for slide in self._slides:
-            if recovery.orphans(slide.path):
-                show_info(
-                    f"An earlier session ended without saving its annotations of "
-                    f"'{slide_name(slide)}'; restore them in the Annotate dock."
-                )
+        lost = [slide for slide in self._slides if recovery.orphans(slide.path)]
+        if lost and is_known():
+            raise_dock(viewer, ANNOTATE)  # it offers them for longer than a notification
+        for slide in lost:
+            show_info(
+                f"'{title(slide)}' has unsaved annotations of an earlier session: restore them in "
+                "Annotate."
+            )
         return True
 
     def _show_first(self, viewer: Viewer) -> None:

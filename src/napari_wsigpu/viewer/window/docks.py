@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magicgui.widgets import Widget
     from napari import Viewer
 
-CHANNELS, INSPECTOR, SLIDES = "Channels", "Inspector", "Slides"
+ANNOTATE, CHANNELS, INSPECTOR, SLIDES = "Annotate", "Channels", "Inspector", "Slides"
 RAISED_MS = 100  # until Qt has laid out a new dock
 SHARE = 4  # a dock takes at most 1/4 of the window's width
 
@@ -52,6 +52,13 @@ def open_dock(viewer: Viewer, name: str, *, behind: bool = False) -> Widget:
         if isinstance(each, Container) and isinstance(each.native.parent(), QDockWidget):
             soon(each.native, each.native.parent().raise_, RAISED_MS)
     return opened
+
+
+def raise_dock(viewer: Viewer, name: str) -> None:
+    """Bring a dock to the front, before docks that `open_dock` keeps in front."""
+    dock = open_dock(viewer, name).native.parent()
+    dock.show()
+    soon(dock, dock.raise_, RAISED_MS)
 
 
 def toggle_dock(viewer: Viewer, name: str) -> None:
