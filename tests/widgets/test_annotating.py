@@ -428,9 +428,11 @@ def test_size_of_a_drawn_object_is_shown(viewer, dock, slides, qtbot):
     assert dock.status.value.startswith("Length ")
     shapes.mode = "pan_zoom"
     assert not dock.status.native.isVisible()
-    draw(viewer, dock, (0.7, 0.7), (0.7, 0.7), "Point")
-    QTest.qWait(3 * PATIENCE_MS)
+    press(dock.tools["Point"])
     assert dock.status.value == "Place points on the slide."
+    drag_and_wait(viewer, (0.7, 0.7), (0.7, 0.7))
+    QTest.qWait(3 * PATIENCE_MS)
+    assert dock.status.value == ""
 
 
 def circle(viewer, center):
@@ -642,7 +644,8 @@ def test_messages_move_no_button(viewer, dock, slides):
 
 def test_hints_and_problems_go_when_they_no_longer_apply(viewer, dock, slides):
     press(dock.tools["Select"])
-    assert dock.status.value.startswith("Nothing has been drawn yet")
+    assert dock.status.value == "There is nothing to select yet."
+    assert dock.nothing.value.startswith("Nothing has been drawn yet")
     press(dock.export)
     assert dock.status.value.startswith("There is nothing to export")
     layer = draw(viewer, dock)

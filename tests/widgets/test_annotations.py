@@ -156,7 +156,7 @@ def test_tools_are_napari_s(viewer, dock, layer, shapes, tool):
 
 def test_there_may_be_nothing_to_select(viewer, dock, layer):
     click(dock.tools["Select"])
-    assert "Nothing has been drawn yet" in dock.status.value
+    assert dock.status.value == "There is nothing to select yet."
     assert (list(viewer.layers), current_tools(dock)) == ([layer], [])
 
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
 NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
+NOTHING_TO_SELECT = "There is nothing to select yet."
 NO_CLASSES = "Labels have no classes; choose the label to paint in napari's layer controls."
 BEYOND = "It is not entirely on the slide."
 NOT_SAVED = "Labels are not saved automatically."
@@ -336,7 +337,7 @@ class Annotations(SlideDock):
                 self._size = self.rows.sizes(row)
                 if self.slide is not None and _outside(self.rows.box(row), self.slide).any():
                     self._size = f"{self._size}. {BEYOND}" if self._size else BEYOND
-                if self._size:
+                if self._size or self.status.value in HINTS.values():  # points have no size
                     self.status.say(self._size)
 
     def _enable_undo(self, event: Event | None = None) -> None:
@@ -479,7 +480,7 @@ class Annotations(SlideDock):
         if target is None and tool != SELECT:
             target = drawing_layer(self.viewer, layer, self.slide, points=kind is Points)
         if target is None:
-            self._refuse(NO_SHAPES)
+            self._refuse(NOTHING_TO_SELECT)
         else:
             self.draw_in(target, mode)
             if tool != SELECT:
