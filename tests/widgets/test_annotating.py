@@ -1229,7 +1229,7 @@ def test_lost_annotations_are_announced(viewer, qtbot):
     [layer] = viewer.open(path, plugin=PLUGIN)
     napari_wsigpu.wait(layer)
     [said] = [each.message for each in notification_manager.records if "Annotate" in each.message]
-    assert said.startswith("'he_phantom.svs' has unsaved annotations")
+    assert said == "Annotate can restore unsaved annotations of 'he_phantom.svs'."
     dock = open_dock(viewer, "Annotate")
     qtbot.waitUntil(lambda: not dock.recover.native.visibleRegion().isEmpty())
 

@@ -139,10 +139,7 @@ class _NewSlides:
         if lost and is_known():
             raise_dock(viewer, ANNOTATE)  # it offers them for longer than a notification
         for slide in lost:
-            show_info(
-                f"'{title(slide)}' has unsaved annotations of an earlier session: restore them in "
-                "Annotate."
-            )
+            show_info(f"Annotate can restore unsaved annotations of '{title(slide)}'.")
         return True
 
     def _show_first(self, viewer: Viewer) -> None:

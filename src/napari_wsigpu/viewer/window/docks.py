@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ANNOTATE, CHANNELS, INSPECTOR, SLIDES = "Annotate", "Channels", "Inspector", "Slides"
 RAISED_MS = 100  # until Qt has laid out a new dock
+SETTLED_MS = 1000  # until docks that open with the first slide have come to the front
 SHARE = 4  # a dock takes at most 1/4 of the window's width
 
 
@@ -58,7 +59,7 @@ def raise_dock(viewer: Viewer, name: str) -> None:
     """Bring a dock to the front, before docks that `open_dock` keeps in front."""
     dock = open_dock(viewer, name).native.parent()
     dock.show()
-    soon(dock, dock.raise_, RAISED_MS)
+    soon(dock, dock.raise_, SETTLED_MS)
 
 
 def toggle_dock(viewer: Viewer, name: str) -> None:
