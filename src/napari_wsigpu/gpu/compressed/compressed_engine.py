@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
-from napari_wsigpu.gpu.device.kernel_tables import row_type, structure
+from napari_wsigpu.gpu.device.kernel_tables import preamble, row_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +46,8 @@ WORD = 16  # bytes
 def program() -> str:
     """Return the source of the kernels."""
     folder = resources.files("napari_wsigpu.gpu.compressed")
-    constants = "".join(f"#define {name} {value}\n" for name, value in CONSTANTS.items())
     text = folder.joinpath("compressed.cu").read_text("utf-8")
-    return constants + structure("Part", PART) + text
+    return preamble(CONSTANTS, {"Part": PART}) + text
 
 
 class CompressedEngine(KernelEngine):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def row_type(columns: str) -> np.dtype[np.void]:
@@ -51,7 +55,13 @@ C_TYPES = {
 
 def declarations() -> str:
     """Return all tables as C structures, for the top of kernels.cu."""
-    return "".join(structure(name, dtype) for name, dtype in TABLES.items())
+    return preamble({}, TABLES)
+
+
+def preamble(constants: Mapping[str, int], tables: Mapping[str, np.dtype[np.void]]) -> str:
+    """Return constants as macros and tables as C structures, for the top of a source."""
+    macros = (f"#define {name} {value}\n" for name, value in constants.items())
+    return "".join([*macros, *(structure(name, dtype) for name, dtype in tables.items())])
 
 
 def structure(name: str, dtype: np.dtype[np.void]) -> str:

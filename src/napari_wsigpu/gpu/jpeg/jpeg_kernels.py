@@ -18,7 +18,7 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
 )
 from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
-from napari_wsigpu.gpu.device.kernel_tables import row_type, structure
+from napari_wsigpu.gpu.device.kernel_tables import preamble, row_type
 from napari_wsigpu.gpu.jpeg.jpeg_engine import BY_HARDWARE, JPEG_ENGINE
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ def program() -> str:
         "SIZE": SIZE,
         "VALUE": VALUE,
     }
-    constants = "".join(f"#define {name} {value}\n" for name, value in numbers.items())
-    types = structure("Scan", SCAN) + structure("Form", FORM) + structure("Code", CODE)
+    start = preamble(numbers, {"Scan": SCAN, "Form": FORM, "Code": CODE})
     folder = resources.files("napari_wsigpu.gpu.jpeg")
-    return constants + types + folder.joinpath("jpeg.cu").read_text("utf-8")
+    return start + folder.joinpath("jpeg.cu").read_text("utf-8")
 
 
 class JpegKernels(KernelEngine):

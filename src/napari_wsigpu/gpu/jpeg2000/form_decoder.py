@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.gpu.device.kernel_tables import structure
+from napari_wsigpu.gpu.device.kernel_tables import preamble
 from napari_wsigpu.gpu.jpeg2000.geometry import plan
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
     BLOCK_STATE,
@@ -96,9 +96,7 @@ def form_of(header: Header) -> Form | str:
 def programs() -> tuple[str, ...]:
     """Return the CUDA sources of the kernels, with constants and structures."""
     folder = resources.files("napari_wsigpu.gpu.jpeg2000")
-    start = "".join(f"#define {name} {value}\n" for name, value in CONSTANTS.items())
-    start += "".join(structure(name, dtype) for name, dtype in STRUCTURES.items())
-    start += folder.joinpath("shared.cu").read_text("utf-8")
+    start = preamble(CONSTANTS, STRUCTURES) + folder.joinpath("shared.cu").read_text("utf-8")
     return tuple(start + folder.joinpath(name).read_text("utf-8") for name in PROGRAMS)
 
 
