@@ -24,7 +24,7 @@ from napari_wsigpu.cli.probes import HARDWARE, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.compressions import COMPRESSIONS, storage_name
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg.codestream import COMPRESSED, recipe_for
-from napari_wsigpu.gpu.jpeg.jpeg_engine import BY_HARDWARE, JPEG_ENGINE
+from napari_wsigpu.gpu.jpeg.jpeg_engine import may_use_engine
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
@@ -264,8 +264,7 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     compressed = Route("LZW, deflate", "CPU", obstacle)
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
-        chosen = os.environ.get(JPEG_ENGINE, BY_HARDWARE) == BY_HARDWARE
-        engine = " and its JPEG engine" if HARDWARE in works and chosen else ""
+        engine = " and its JPEG engine" if HARDWARE in works and may_use_engine() else ""
         jpeg = Route(jpeg.encoding, f"NVIDIA GPU{engine}")
         faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
         jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from contextlib import suppress
@@ -19,12 +18,12 @@ from napari_wsigpu.gpu.device.interop import SharedBuffer
 from napari_wsigpu.gpu.device.kernel_tables import declarations
 from napari_wsigpu.gpu.jpeg.jpeg_engine import (
     BY_HARDWARE,
-    JPEG_ENGINE,
     JPEG_HARDWARE,
     ROUNDS,
     STACK,
     STACKS,
     decodes,
+    may_use_engine,
 )
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import LibraryImages, LibraryStreams
 from napari_wsigpu.gpu.jpeg.nvimagecodec_library import GPU_ONLY, Library
@@ -195,7 +194,7 @@ class CudaDevice:
         """
         if kind == "jpeg2000":
             return self._library.decoder(self.index, GPU_ONLY), "GPU"
-        if os.environ.get(JPEG_ENGINE, BY_HARDWARE) == BY_HARDWARE:
+        if may_use_engine():
             engine = self.jpeg_engine
             decoder = self._library.decoder(self.index, engine.backend, "", engine.threads)
             if decodes(self, decoder, 1, (64, 64)):

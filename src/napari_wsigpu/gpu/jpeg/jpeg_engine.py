@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import imagecodecs
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 # Environment variable: with "hardware", the engine decodes all batches; with any other value, none.
 JPEG_ENGINE, BY_HARDWARE = "WSIGPU_JPEG_ENGINE", "hardware"
+
+
+def may_use_engine() -> bool:
+    """Return whether the user has not disabled the JPEG engine."""
+    return os.environ.get(JPEG_ENGINE, BY_HARDWARE) == BY_HARDWARE
 
 
 class JpegEngine(NamedTuple):
