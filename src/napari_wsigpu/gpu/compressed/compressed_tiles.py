@@ -57,8 +57,9 @@ class CompressedTiles:
         if long.any():
             good &= _is_known(self._algorithm, encoded[np.minimum(places, len(encoded) - 1)])
         chosen = np.flatnonzero(good)
-        # Kernels read whole words.
-        work.make_room(0, len(encoded) + WORD, count)
+        # The batch's buffer may be larger than its tiles. Kernels read whole words.
+        last = int((starts + lengths).max(initial=0))
+        work.make_room(0, last + WORD, count)
         return _Tiles(batch, chosen, encoded, self._algorithm, self._engine, work)
 
 
