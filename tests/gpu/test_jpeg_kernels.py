@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from types import SimpleNamespace
 
 import imagecodecs
 import numpy as np
@@ -247,7 +248,8 @@ def test_an_engine_decodes_small_batches_and_restarts(on_host, monkeypatch, coun
     )
     encoded = file.getvalue()
     level, kernels = level_of(tile=(64, 64)), on_host.devices.worker(0).jpeg
-    streams = jpeg_stacks.JpegStreams(level, recipe_for(level), kernels)
+    worker = SimpleNamespace(jpeg=kernels, has_jpeg_engine=True)
+    streams = jpeg_stacks.JpegStreams(level, recipe_for(level), worker)
     work = Workspace(HostDevice())
     tiles = [EncodedTile(level, 0, index, (encoded,), 255) for index in range(count)]
     prepared = streams.prepare(joined(tiles), count, work)

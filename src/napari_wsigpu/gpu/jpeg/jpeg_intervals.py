@@ -12,10 +12,10 @@ from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import EncodedBatch
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.gpu.jpeg.joining import Joined
-    from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
     from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
 
@@ -32,7 +32,7 @@ class IntervalStreams(JpegStreams):
         Level of the tiles; its encoding has a `jpeg_header`.
     recipe : Recipe
         How its tiles are decoded.
-    kernels, engine
+    worker : DecodeWorker, optional
         See `JpegStreams`.
 
     Attributes
@@ -45,12 +45,10 @@ class IntervalStreams(JpegStreams):
         self,
         level: LevelLayout,
         recipe: Recipe,
-        kernels: JpegKernels | None = None,
-        *,
-        engine: bool = True,
+        worker: DecodeWorker | None = None,
     ) -> None:
         self._intervals = level.grid.planes
-        super().__init__(level, recipe, kernels, engine=engine)
+        super().__init__(level, recipe, worker)
         # The header of a stack defines its own restart interval.
         header = without_restarts(level.encoding.jpeg_header or b"")
         self._common_header = self._own = self._check(header)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
-    from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
@@ -115,10 +114,9 @@ class JpegStreams:
         Level of the tiles.
     recipe : Recipe
         How its tiles are decoded.
-    kernels : JpegKernels, optional
-        Decoder of large batches, which our kernels decode faster than an engine.
-    engine : bool
-        Whether there is an engine; otherwise, the kernels decode all batches.
+    worker : DecodeWorker, optional
+        Worker whose kernels decode large batches, which takes them less time than an engine, or all
+        batches if there is no engine. Without it, the engine decodes everything.
     """
 
     # Number of scans in a tile: see `IntervalStreams`.
@@ -128,12 +126,10 @@ class JpegStreams:
         self,
         level: LevelLayout,
         recipe: Recipe,
-        kernels: JpegKernels | None = None,
-        *,
-        engine: bool = True,
+        worker: DecodeWorker | None = None,
     ) -> None:
-        grid = level.grid
-        self._kernels, self._engine = kernels, engine
+        grid, self._worker = level.grid, worker
+        self._has_engine = worker is None or worker.has_jpeg_engine
         self._size = (grid.tile_height // self._intervals, grid.tile_width)
         self._channels = level.channels
         self._colors = level.encoding.jpeg_color
@@ -213,18 +209,21 @@ class JpegStreams:
             encoded = work.encoded
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._recipe.sample_format, self._recipe.color_spec)
-        arguments, intervals = (groups, encoded, shape, work), self._intervals
-        to_rgb, kernels = self._recipe.convert, self._kernels
-        if kernels is not None and self._use(kernels, count, [joined for joined, _ in groups]):
-            return TilesByKernels(*arguments, kernels, intervals=intervals, to_rgb=to_rgb)
-        return StackedTiles(*arguments, intervals=intervals, to_rgb=to_rgb)
+        prepared = TilesByKernels if self._by_kernels(count, groups) else StackedTiles
+        return prepared(
+            groups, encoded, shape, work, intervals=self._intervals, to_rgb=self._recipe.convert
+        )
 
-    def _use(self, kernels: JpegKernels, count: int, groups: list[Joined]) -> bool:
+    def _by_kernels(self, count: int, groups: list[tuple[Joined, Integers]]) -> bool:
         """Return whether the kernels decode a batch of `count` tiles, rather than the engine."""
-        if not self._engine:
-            return True
-        pixels = count * self._intervals * self._size[0] * self._size[1]
-        return pixels >= LARGE_BATCH and kernels.ready() and all(map(kernels.accepts, groups))
+        if self._worker is None or not self._has_engine:
+            return not self._has_engine
+        pixels, kernels = count * self._intervals * self._size[0] * self._size[1], self._worker.jpeg
+        return (
+            pixels >= LARGE_BATCH
+            and kernels.ready()
+            and all(kernels.accepts(joined) for joined, _ in groups)
+        )
 
     def _join(
         self, batch: EncodedBatch, count: int, work: Workspace
@@ -285,7 +284,7 @@ class JpegStreams:
         """Return how many of `count` tiles go into each stack to keep all engines busy."""
         height, width = self._size[0] * self._intervals, self._size[1]
         most = max(1, MAX_ROWS // height)
-        if not self._engine:
+        if not self._has_engine:
             return most
         return device.jpeg_engine.tiles_per_image(count, height * width, most)
 
@@ -407,13 +406,17 @@ class StackedTiles(PreparedBatch):
         self._indices = np.concatenate([NOTHING, *(indices for _, indices in groups)])
         stacks = tuple(chain.from_iterable(joined.stacks for joined in self._joined))
         self._plan, self._table = _plane_table(stacks, shape)
-        work.make_room(0, self._plan.size, len(self._table))
+        work.make_room(0, self._device_bytes(), len(self._table))
         self._accepted = self._accept()
         self._counts = [stack.size for stack in stacks]
         indices = self._indices.tolist()
         cuts = [0, *accumulate(count // intervals for count in self._counts)]
         self._groups = [indices[start:end] for start, end in pairwise(cuts)]
         self.groups = list(compress(self._groups, self._accepted))
+
+    def _device_bytes(self) -> int:
+        """Return the bytes of device memory that the batch needs for planes."""
+        return self._plan.size
 
     def _accept(self) -> list[bool]:
         """Make code streams; return for each stack whether nvImageCodec accepts it."""
@@ -435,7 +438,9 @@ class StackedTiles(PreparedBatch):
         The table is completed here, while the device decodes, as decoding does not need it.
         """
         table, offset = self._table.copy(), 0
-        for joined in self._joined:
+        if not self.joins:  # our kernels check each scan themselves
+            table["strip"] = table["length"] = 0
+        for joined in self._joined if self.joins else ():
             part = table[offset : offset + len(joined.scans)]
             part["scan"] = joined.scans["place"]
             # So far, the length is 1 for joined tiles and 0 for single ones, which are not checked.
@@ -471,35 +476,14 @@ class StackedTiles(PreparedBatch):
 
 
 class TilesByKernels(StackedTiles):
-    """Tiles of a batch that our own kernels decode, each of them alone; see `StackedTiles`.
-
-    Parameters
-    ----------
-    kernels : JpegKernels
-        Decoder of the device.
-    """
+    """Tiles of a batch that our own kernels decode, each of them alone; see `StackedTiles`."""
 
     joins = False
 
-    def __init__(
-        self,
-        groups: list[tuple[Joined, Integers]],
-        encoded: NDArray[np.uint8],
-        shape: Shape,
-        work: Workspace,
-        kernels: JpegKernels,
-        *,
-        intervals: int,
-        to_rgb: bool,
-    ) -> None:
-        self._kernels = kernels
-        super().__init__(groups, encoded, shape, work, intervals=intervals, to_rgb=to_rgb)
-        # The encoded bytes follow the planes in the workspace's device memory.
+    def _device_bytes(self) -> int:
+        # The encoded bytes follow the planes.
         self._copy = -(-self._plan.size // WORD) * WORD
-        end = max((joined.end for joined in self._joined), default=0)
-        work.make_room(0, self._copy + end + WORD, len(self._table))
-        self._table = self._table.copy()
-        self._table["strip"] = self._table["length"] = 0  # the decoder checks each scan itself
+        return self._copy + max((joined.end for joined in self._joined), default=0) + WORD
 
     def _accept(self) -> list[bool]:
         return [True for joined in self._joined for _ in joined.stacks]
@@ -518,7 +502,7 @@ class TilesByKernels(StackedTiles):
             self.work.device.upload(address + start, self._encoded[start:end], self._stream)
             past = first + len(joined.scans)
             flags = self.work.doubts[first:past]
-            good = self._kernels.decode(
+            good = worker.jpeg.decode(
                 joined, address, planes[first:past], size, sampling, flags, self._stream
             )
             worked += [good] * len(joined.stacks)

@@ -108,10 +108,9 @@ class NvImageCodecDecoder:
         if recipe.kind == "jpeg":
             if not self.worker.start(recipe.kind):
                 return NO_KERNELS
-            kernels, by_engine = self.worker.jpeg, self.worker.has_jpeg_engine
             if level.encoding.jpeg_header is None:
-                return JpegStreams(level, recipe, kernels, engine=by_engine)
-            intervals = IntervalStreams(level, recipe, kernels, engine=by_engine)
+                return JpegStreams(level, recipe, self.worker)
+            intervals = IntervalStreams(level, recipe, self.worker)
             return intervals if intervals.works else NOT_JOINED
         if recipe.kind != "jpeg2000":
             compressed = self.worker.compressed
