@@ -17,6 +17,7 @@ from napari_wsigpu.gpu.jpeg2000.form_decoder import FormDecoder, form_of
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import read_header
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.model.tags import COMPRESSION, HTJ2K
 from napari_wsigpu.reading.offload import ENGINES
 from napari_wsigpu.slide import runtime
 from tests.fakes import host_cuda
@@ -303,7 +304,7 @@ def test_several_tiles_are_refused(path):
 @pytest.mark.parametrize(
     ("marker", "reason"),
     [
-        (0xFF50, "high throughput"),
+        (0xFF50, "extensions"),
         (0xFF5F, "changes of progression"),
         (0xFF60, "packed packet headers"),
         (0xFF61, "packed packet headers"),
@@ -426,6 +427,132 @@ def test_streams_of_another_form_are_refused(device, path):
 
 # As part of a device's decoder
 
+# High throughput
+
+
+def fast_stream(seed, size, components, *, level=None, resolutions=None):
+    """A high-throughput stream; lossy if `level` is given."""
+    planes = [picture(seed + number, size).astype(np.uint8) for number in range(components)]
+    pixels = np.stack(planes, -1) if components > 1 else planes[0]
+    options = {"level": level, "reversible": level is None, "resolutions": resolutions}
+    return imagecodecs.htj2k_encode(pixels, **options)
+
+
+@pytest.mark.parametrize("resolutions", [1, 3, None])
+@pytest.mark.parametrize("level", [None, 0.1, 0.002])
+@pytest.mark.parametrize("components", [1, 3])
+def test_high_throughput_matches_openjpeg(device, components, level, resolutions):
+    for size in [(73, 91), (1, 70), (70, 1), (5, 99), (256, 256)]:
+        kind = {"level": level, "resolutions": resolutions}
+        streams = [fast_stream(seed, size, components, **kind) for seed in (1, 11)]
+        status, tiles = decoded(device, streams)
+        assert not status.any()
+        for stream, pixels in zip(streams, tiles, strict=True):
+            expected = imagecodecs.jpeg2k_decode(stream).reshape(pixels.shape).astype(int)
+            assert np.abs(pixels - expected).max() <= (level is not None)
+
+
+def bits_of(stream):
+    """Yield the bits of a packet header, without those that are stuffed."""
+    previous = 0
+    for byte in stream:
+        yield from f"{byte:08b}"[previous == 255 :]
+        previous = byte
+
+
+def packed(bits):
+    """Write a packet header."""
+    found = bytearray()
+    while bits:
+        size = 7 if found[-1:] == b"\xff" else 8
+        found.append(int(bits[:size].ljust(size, "0"), 2))
+        bits = bits[size:]
+    return bytes(found) + (b"\0" if found[-1:] == b"\xff" else b"")
+
+
+def refined(stream, passes, segment, *, causal=False):
+    """Add refinement passes to the first code block, the only one of LL, one bit plane lower."""
+    start = stream.index(b"\xff\x93") + 2
+    text = "".join(bits_of(stream[start : start + 9]))
+    assert text[:2] == "11"
+    zeros = text.index("1", 2) - 2
+    wider = text.index("0", zeros + 4) - zeros - 4
+    end = zeros + 5 + wider
+    length = int(text[end : end + 3 + wider], 2)
+    first = start + (end + 3 + wider + 7) // 8
+    block, rest = stream[first : first + length], stream[first + length : -2]
+    header = "11" + "0" * (zeros - 1) + "1" + {2: "10", 3: "1100"}[passes]
+    header += "1" * 13 + "0" + f"{length:016b}" + f"{len(segment):0{14 + passes}b}"
+    body = packed(header) + block + segment + rest
+    head = bytearray(stream[:start])
+    tile = head.index(b"\xff\x90")
+    struct.pack_into(">I", head, tile + 6, start - tile + len(body))
+    head[head.index(b"\xff\x52") + 12] |= CAUSAL * causal
+    return bytes(head) + body + b"\xff\xd9"
+
+
+def fast_streams():
+    """Streams for `check_jpeg2000`."""
+    plain = imagecodecs.htj2k_encode((96 + picture(3, (128, 96)) // 4).astype(np.uint8))
+    segment = random.Random(1).choices(range(0x80), k=700)
+    few = imagecodecs.htj2k_encode(np.full((120, 90), 77, np.uint8), resolutions=1)
+    return {
+        "lossless": fast_stream(1, (73, 91), 3),
+        "9/7": fast_stream(1, (73, 91), 3, level=0.01),
+        "one component": plain,
+        "refined": refined(few, 3, bytes(segment)),
+        "refined causally": refined(few, 2, bytes(segment), causal=True),
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("passes", [2, 3])
+def test_refinement_passes_match_openjpeg(device, passes, causal):
+    """Any bytes are a valid segment, unless they contain markers."""
+    chance = random.Random(passes)
+    for size in [(128, 128), (26, 60), (4, 9), (14, 128)]:
+        soft = (96 + picture(3, size) // 4).astype(np.uint8)
+        plain = imagecodecs.htj2k_encode(soft, resolutions=1)
+        streams = []
+        for length in (0, 1, 2, 40, 900):
+            segment = bytes(chance.choices((*range(0x80), 0xFE), k=length))
+            streams.append(refined(plain, passes, segment, causal=causal))
+        status, tiles = decoded(device, streams)
+        assert not status.any()
+        for stream, pixels in zip(streams, tiles, strict=True):
+            expected = imagecodecs.jpeg2k_decode(stream)
+            np.testing.assert_array_equal(pixels[..., 0], expected)
+        assert 0 < expected.mean() < 255
+
+
+@pytest.mark.parametrize("level", [None, 0.01])
+def test_damaged_high_throughput_is_refused_or_decoded_alike(device, level):
+    chance, whole = random.Random(7), fast_stream(1, (64, 80), 3, level=level)
+    taken = 0
+    for _ in range(12):
+        streams = [whole, *(damaged(whole, chance) for _ in range(14)), whole]
+        status, tiles = decoded(device, streams)
+        assert status[0] == status[-1] == 0
+        for stream, wrong, pixels in zip(streams, status, tiles, strict=True):
+            if not wrong:
+                expected = imagecodecs.jpeg2k_decode(stream).astype(int)
+                assert np.abs(pixels - expected).max() <= (level is not None)
+                taken += 1
+    assert 30 < taken < 150
+
+
+def test_high_throughput_with_other_code_blocks_is_refused():
+    stream = fast_stream(1, (64, 80), 3)
+    coding = stream.index(b"\xff\x52")
+    for place, value, reason in (
+        (12, 0xC0, "unsupported"),
+        (12, 0x41, "unsupported"),
+        (7, 2, "layers"),
+    ):
+        changed = bytearray(stream)
+        changed[coding + place] = value
+        assert reason in form_of_stream(memoryview(bytes(changed)))
+
 
 @pytest.fixture
 def on(host):
@@ -543,6 +670,21 @@ def test_others_decode_what_the_kernels_refuse(on, path):
     for index in (0, 4):
         np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tiles[index]))
     assert on.verifier.reason is None
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("compression", [COMPRESSION.JPEG2000, HTJ2K])
+def test_high_throughput_tiles_are_decoded_by_the_kernels(on, compression):
+    level = level_of(3, compression=compression, jpeg_color="auto", tile=(48, 64))
+    tiles = [
+        EncodedTile(level, 0, seed, (memoryview(fast_stream(seed, (48, 64), 3)),), 0)
+        for seed in range(3)
+    ]
+    scheduled = on.schedule(tiles)
+    assert scheduled.wait() == {}
+    assert scheduled.pending.on_cpu == 0
+    for index, tile in enumerate(tiles):
+        np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tile))
 
 
 @pytest.mark.usefixtures("no_library")

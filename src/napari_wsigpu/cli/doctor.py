@@ -27,7 +27,7 @@ from napari_wsigpu.gpu.jpeg.codestream import COMPRESSED, recipe_for
 from napari_wsigpu.gpu.jpeg.jpeg_engine import may_use_engine
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
-from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
+from napari_wsigpu.model.tags import COMPRESSION, WAVELET
 from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
         faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
         jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
         compressed = Route(compressed.encoding, faster)
-    listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000, *COMPRESSED}
+    listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *WAVELET, *COMPRESSED}
     names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
     rest = Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
     return jpeg, jpeg2000, compressed, rest
@@ -301,7 +301,7 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     how = recipe_for(level)
     if level.library is not None:
         return Route(name, level.library.name, str(how))
-    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000, *COMPRESSED):
+    if encoding.compression not in (COMPRESSION.JPEG, *WAVELET, *COMPRESSED):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)

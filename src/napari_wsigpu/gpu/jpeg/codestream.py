@@ -14,8 +14,8 @@ from napari_wsigpu.model.tags import (
     COMPRESSION,
     DEFLATE,
     FILLORDER,
-    JPEG_2000,
     PREDICTOR,
+    WAVELET,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _recipe(level: LevelLayout) -> Recipe | str:
         return "its tiles are uncompressed"
     known = level.array is None and encoding.compression in (
         COMPRESSION.JPEG,
-        *JPEG_2000,
+        *WAVELET,
         *COMPRESSED,
     )
     if not known:
@@ -119,7 +119,7 @@ def _recipe(level: LevelLayout) -> Recipe | str:
         return "only one of its samples is shown"
     if level.grid.sizes is not None:
         return "its tiles are of different sizes"
-    if encoding.compression in JPEG_2000:
+    if encoding.compression in WAVELET:
         return _recipe_jpeg2000(level, name)
     if encoding.compression in COMPRESSED:
         return _recipe_compressed(level, name)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array, DType, Integers
 
 # Source files, which are compiled in parallel as separate programs.
-PROGRAMS = ("packets.cu", "blocks.cu", "wavelet.cu", "pixels.cu")
+PROGRAMS = ("packets.cu", "blocks.cu", "high_throughput.cu", "wavelet.cu", "pixels.cu")
 # A warp executes the paths of all its threads, so code blocks share a warp only if there are more
 # than enough to keep the device busy.
 WARP, MANY_BLOCKS, MANY_LANES = 32, 49152, 2
@@ -127,7 +127,7 @@ class FormDecoder:
         header, geometry = form.header, form.geometry
         # With these styles, a coding pass can end a codeword segment (T.800, D.4.2 and D.6).
         segments = any(one.style & (BYPASS | TERMINATE_ALL) for one in header.coding)
-        most = header.layers + (3 * geometry.planes if segments else 0)
+        most = header.layers + (3 * geometry.planes if segments else 0) + header.fast
         self._records = len(geometry.blocks) * most
         self._tables = self._upload_tables()
 
@@ -166,6 +166,13 @@ class FormDecoder:
         geometry, step = self.form.geometry, self._step(tiles)
         blocks = tiles * len(geometry.blocks)
         work = -(-blocks // step) * step
+        planes = {
+            "state": work * geometry.groups * 16,
+            "refining": work * geometry.groups * 16,
+            "planes": work * geometry.groups * 4 * geometry.planes,
+        }
+        # A byte for each quad of a row, and two more.
+        lines = {"lines": blocks * (int(geometry.blocks["width"].max()) // 2 + 3)}
         return offsets_of(
             {
                 "states": blocks * BLOCK_STATE.itemsize,
@@ -173,9 +180,7 @@ class FormDecoder:
                 "nodes": tiles * 2 * geometry.nodes * 4,
                 "buckets": BUCKETS * 4,
                 "work": work * 4,
-                "state": work * geometry.groups * 16,
-                "refining": work * geometry.groups * 16,
-                "planes": work * geometry.groups * 4 * geometry.planes,
+                **(lines if self.form.header.fast else planes),
                 "coefficients": tiles * geometry.coefficients * 4,
                 "status": tiles * 4,
             }
@@ -246,20 +251,30 @@ class FormDecoder:
         launch("count_work", items, at["states"], items, at["buckets"])
         launch("start_buckets", THREADS, at["buckets"])
         launch("sort_work", items, at["states"], items, at["buckets"], at["work"])
-        shape = (items, step, geometry.groups, geometry.planes)
-        launch(
-            "decode_blocks",
-            -(-items // step) * WARP,
-            *(source, tables["blocks"], count, at["states"], at["records"], self._records),
-            *(at["work"], *shape, tables["tables"], at["state"], at["refining"], at["planes"]),
-            block=THREADS_OF_BLOCKS,
-        )
-        launch(
-            "assemble_coefficients",
-            -(-items // step) * step * geometry.groups,
-            *(tables["blocks"], count, at["states"], at["work"], *shape, at["state"]),
-            *(at["planes"], size, at["coefficients"]),
-        )
+        states = at["states"], at["records"], self._records, at["work"], items
+        if header.fast:
+            launch(
+                "decode_fast_blocks",
+                items,
+                *(source, tables["blocks"], count, *states, tables["tables"], at["lines"]),
+                *(size, at["coefficients"], at["status"]),
+                block=THREADS_OF_BLOCKS,
+            )
+        else:
+            shape = (step, geometry.groups, geometry.planes)
+            launch(
+                "decode_blocks",
+                -(-items // step) * WARP,
+                *(source, tables["blocks"], count, *states, *shape, tables["tables"]),
+                *(at["state"], at["refining"], at["planes"]),
+                block=THREADS_OF_BLOCKS,
+            )
+            launch(
+                "assemble_coefficients",
+                -(-items // step) * step * geometry.groups,
+                *(tables["blocks"], count, at["states"], at["work"], items, *shape, at["state"]),
+                *(at["planes"], size, at["coefficients"]),
+            )
         # Lowest resolution first: each level replaces a part of the plane with the next resolution.
         for lift in geometry.lifts:
             at_once = max(1, min(lift.lines, WARP, LINE_SAMPLES // lift.length))

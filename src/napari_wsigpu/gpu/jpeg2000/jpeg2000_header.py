@@ -6,17 +6,16 @@ import math
 import struct
 from typing import NamedTuple
 
-from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import BYPASS
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import BYPASS, CAUSAL, FAST
 
-# SOC, SIZ, COD, COC, QCD, QCC, RGN, SOT and SOD.
-START, SIZE, CODING, CODING_OF_ONE = 0xFF4F, 0xFF51, 0xFF52, 0xFF53
+# SOC, CAP, SIZ, COD, COC, QCD, QCC, RGN, SOT and SOD.
+START, EXTENSIONS, SIZE, CODING, CODING_OF_ONE = 0xFF4F, 0xFF50, 0xFF51, 0xFF52, 0xFF53
 QUANTA, QUANTA_OF_ONE, REGION, TILE_PART, DATA = 0xFF5C, 0xFF5D, 0xFF5E, 0xFF90, 0xFF93
 TILE_PART_LENGTH = 12  # of SOT
 # COM, TLM, PLM, PLT and CRG: comments, lengths and registration, which may differ within a form.
 SKIPPED = (0xFF64, 0xFF55, 0xFF57, 0xFF58, 0xFF63)
-# CAP, POC, PPM and PPT.
+# POC, PPM and PPT.
 REFUSED = {
-    0xFF50: "high throughput or other extensions",
     0xFF5F: "changes of progression",
     0xFF60: "packed packet headers",
     0xFF61: "packed packet headers",
@@ -28,6 +27,7 @@ MOST_LAYERS = 0x7FFE
 # of a tile, so nvJPEG2000 is faster for large images.
 LONGEST_SIDE, MOST_PIXELS = 8192, 1 << 22
 WHOLE_PRECINCT = 15
+ONLY_FAST = struct.pack(">HHI", EXTENSIONS, 8, 1 << 17)
 # Subsampling of the components of YCbCr 4:2:2 and 4:2:0.
 SUBSAMPLED = ([(1, 1), (2, 1), (2, 1)], [(1, 1), (2, 2), (2, 2)])
 
@@ -78,6 +78,11 @@ class Coding(NamedTuple):
     def reversible(self) -> bool:
         """Whether the wavelet is 5/3, which is computed in integers."""
         return self.wavelet == 1
+
+    @property
+    def fast(self) -> bool:
+        """Whether code blocks are coded for high throughput (T.814)."""
+        return bool(self.style & FAST)
 
 
 class Quanta(NamedTuple):
@@ -133,6 +138,11 @@ class Header(NamedTuple):
     shifts: tuple[int, ...]
     text: bytes
 
+    @property
+    def fast(self) -> bool:
+        """Whether the code blocks of all components are coded for high throughput (T.814)."""
+        return all(coding.fast for coding in self.coding)
+
 
 def read_header(stream: bytes | memoryview) -> Header | str:
     """Return the contents of the headers, or the reason why the stream cannot be decoded here."""
@@ -169,7 +179,7 @@ def _segments(stream: bytes | memoryview) -> list[tuple[int, bytes]] | str:
     if bytes(stream[:2]) != START.to_bytes(2, "big"):
         return "it is not a JPEG 2000 code stream"
     found: list[tuple[int, bytes]] = []
-    at, known = 2, {SIZE, CODING, CODING_OF_ONE, QUANTA, QUANTA_OF_ONE, REGION}
+    at, known = 2, {EXTENSIONS, SIZE, CODING, CODING_OF_ONE, QUANTA, QUANTA_OF_ONE, REGION}
     while True:
         (marker,) = struct.unpack_from(">H", stream, at)
         if marker == DATA and SIZE not in known:
@@ -197,6 +207,9 @@ def _read(stream: bytes | memoryview) -> Header | str:
     if isinstance(segments, str):
         return segments
     by_marker = dict(segments)
+    # Pcap (T.800, A.5.2) has a bit for each part of the standard; bit 17 is T.814.
+    if by_marker.get(EXTENSIONS, ONLY_FAST)[4:8] != ONLY_FAST[4:]:
+        return "it has extensions"
     sizes = by_marker[SIZE]
     right, lower, left, upper, *tile = struct.unpack_from(">8I", sizes, 6)
     wide, high, across, down = tile
@@ -263,8 +276,10 @@ def _refusal(header: Header) -> str | None:
         wide, high = coding.block
         if coding.levels > MOST_LEVELS or not (wide <= 10 and high <= 10 and wide + high <= 12):
             return "its code blocks or levels exceed the limits of the standard"
-        if coding.style >= 64 or coding.wavelet > 1:
+        if coding.style & ~(FAST | CAUSAL if coding.fast else 63) or coding.wavelet > 1:
             return "its code blocks or wavelets are coded in an unsupported way"
+        if coding.fast and (shift or header.layers > 1 or not header.fast):
+            return "its high-throughput code blocks have layers or a region of interest"
         if shift and coding.style & BYPASS:
             return "its region of interest has raw bits, on which decoders disagree"
         if len(coding.precincts) != coding.levels + 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +47,8 @@ COMPONENT = row_type(
     "i4 middle, i4 lowest, i4 highest, i4 reversible, i4 unused"
 )
 
-# See `_transitions`, `_significance` and `_signs`.
-TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256]")
+# See `_transitions`, `_significance`, `_signs` and `_quads`.
+TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256], u2 quads[2048]")
 
 STRUCTURES = {
     "Block": BLOCK,
@@ -63,6 +64,7 @@ STRUCTURES = {
 # Bits of the code block style (T.800, table A.19), and of the packet style (table A.13: SOP and EPH
 # markers).
 BYPASS, RESET_CONTEXTS, TERMINATE_ALL, CAUSAL, SEGMENT_SYMBOLS = 1, 2, 4, 8, 32
+FAST = 64  # high throughput (T.814, A.4)
 PACKET_STARTS, HEADER_ENDS = 2, 4
 # Status of a tile: decoded, headers differ from the form's, bytes are missing, data is damaged.
 FINE, OTHER_FORM, CUT, DAMAGED = range(4)
@@ -74,7 +76,7 @@ LINE_SAMPLES = 8192
 CONSTANTS = {
     name: globals()[name]
     for name in (
-        *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS"),
+        *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS", "FAST"),
         *("PACKET_STARTS", "HEADER_ENDS", "FINE", "OTHER_FORM", "CUT", "DAMAGED"),
         *("THREADS", "THREADS_OF_BLOCKS", "BUCKETS", "LINE_SAMPLES"),
     )
@@ -156,10 +158,27 @@ def _signs() -> NDArray[np.uint8]:
     return found
 
 
+def _quads() -> NDArray[np.uint16]:
+    """Return an entry for each context and next 7 bits, for the first and for other rows of quads.
+
+    Bits 0 to 2 are the length of the code, bit 3 the offset bit, then 4 bits each for the
+    significant samples, e_1 and e_k (T.814, 7.3.5).
+    """
+    found = np.zeros((2, 8, 128), np.uint16)
+    folder = resources.files("napari_wsigpu.gpu.jpeg2000")
+    for line in folder.joinpath("quads.txt").read_text("ascii").splitlines()[2:]:
+        row, context, *codes = line.split()
+        for code in codes:
+            samples, offset, exponents, ones, high, low, length = (int(digit, 16) for digit in code)
+            entry = exponents << 12 | ones << 8 | samples << 4 | offset << 3 | length
+            found[int(row), int(context), 16 * high + low :: 1 << length] = entry
+    return found.ravel()
+
+
 @lru_cache(maxsize=1)
 def tables() -> NDArray[np.void]:
     """Return the one row of type `TABLES` that the kernels read."""
     found = np.zeros(1, TABLES)
     found["transitions"], found["significance"] = _transitions(), _significance()
-    found["signs"] = _signs()
+    found["signs"], found["quads"] = _signs(), _quads()
     return found

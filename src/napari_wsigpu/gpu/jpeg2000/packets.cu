@@ -78,9 +78,11 @@ __device__ int count_passes(Bits &bits) {
     return 37 + bits.number(7);
 }
 
-// Return how many coding passes the next codeword segment can contain (D.4.2 and D.6, table D.9);
-// `passes` have been coded before. 109 is more than code blocks with MOST_PLANES can have.
+// Return how many coding passes the next codeword segment can contain (D.4.2 and D.6, table D.9;
+// T.814, B.1: a cleanup segment, then a refinement segment); `passes` have been coded before. 109 is
+// more than code blocks with MOST_PLANES can have.
 __device__ int segment_passes(int style, int passes) {
+    if (style & FAST) return passes ? 2 : 1;
     if (style & TERMINATE_ALL) return 1;
     if (!(style & BYPASS)) return 109;
     return passes < 10 ? 10 - passes : passes % 3 == 1 ? 2 : 1;
@@ -183,7 +185,8 @@ struct Headers {
         // Lblock grows by one for each 1 bit (B.10.7.1).
         while (bits.next())
             if (++state.length_bits > 32 || bits.beyond) return DAMAGED;
-        if (state.passes + passes > 3 * state.planes - 2) return DAMAGED;
+        const int limit = 3 * state.planes - 2;
+        if (state.passes + passes > (block.style & FAST ? min(limit, 3) : limit)) return DAMAGED;
         // One length for each codeword segment that the passes belong to (B.10.7.2).
         while (passes > 0) {
             if (used == most) return DAMAGED;
