@@ -23,6 +23,7 @@ from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
     TERMINATE_ALL,
     THREADS,
     THREADS_OF_BLOCKS,
+    THREADS_OF_MAGNITUDES,
     tables,
 )
 
@@ -129,6 +130,9 @@ class FormDecoder:
         segments = any(one.style & (BYPASS | TERMINATE_ALL) for one in header.coding)
         most = header.layers + (3 * geometry.planes if segments else 0) + header.fast
         self._records = len(geometry.blocks) * most
+        # Quads of a code block, with an even number in each row.
+        width, height = geometry.blocks["width"], geometry.blocks["height"]
+        self._quads = int(((width + 3) // 4 * 2 * ((height + 1) // 2)).max())
         self._tables = self._upload_tables()
 
     def _upload_tables(self) -> dict[str, np.uint64]:
@@ -171,8 +175,7 @@ class FormDecoder:
             "refining": work * geometry.groups * 16,
             "planes": work * geometry.groups * 4 * geometry.planes,
         }
-        # A byte for each quad of a row, and two more.
-        lines = {"lines": blocks * (int(geometry.blocks["width"].max()) // 2 + 3)}
+        quads = {"quads": blocks * self._quads * 4}
         return offsets_of(
             {
                 "states": blocks * BLOCK_STATE.itemsize,
@@ -180,7 +183,7 @@ class FormDecoder:
                 "nodes": tiles * 2 * geometry.nodes * 4,
                 "buckets": BUCKETS * 4,
                 "work": work * 4,
-                **(lines if self.form.header.fast else planes),
+                **(quads if self.form.header.fast else planes),
                 "coefficients": tiles * geometry.coefficients * 4,
                 "status": tiles * 4,
             }
@@ -254,11 +257,18 @@ class FormDecoder:
         states = at["states"], at["records"], self._records, at["work"], items
         if header.fast:
             launch(
-                "decode_fast_blocks",
+                "read_quads",
                 items,
-                *(source, tables["blocks"], count, *states, tables["tables"], at["lines"]),
-                *(size, at["coefficients"], at["status"]),
+                *(source, tables["blocks"], count, *states, tables["tables"], self._quads),
+                *(at["quads"], at["status"]),
                 block=THREADS_OF_BLOCKS,
+            )
+            launch(
+                "read_samples",
+                items * THREADS_OF_MAGNITUDES,
+                *(source, tables["blocks"], count, *states, self._quads, at["quads"]),
+                *(size, at["coefficients"], at["status"]),
+                block=THREADS_OF_MAGNITUDES,
             )
         else:
             shape = (step, geometry.groups, geometry.planes)

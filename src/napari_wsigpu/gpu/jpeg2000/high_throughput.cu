@@ -1,18 +1,19 @@
-// High-throughput code blocks (T.814, section 7 and annex B), decoded by a thread each: a cleanup
-// pass over quads of 2 by 2 samples, which two refinement passes may follow.
+// High-throughput code blocks (T.814, section 7 and annex B). One kernel reads the variable-length
+// codes of all quads of 2 by 2 samples, a thread per code block. They tell how many bits each sample
+// has in the segment of magnitudes, so another kernel reads the samples of a row of quads in
+// parallel, a block of threads per code block.
 
 // Bits of a segment that is read forward, from the lowest bit of each byte. The highest bit of a
-// byte that follows 255 is stuffed (T.814, 7.1). filling: the byte that is read beyond the end.
+// byte that follows 255 is stuffed (7.1). Zeros follow.
 struct Forward {
     const unsigned char *at, *end;
-    unsigned filling;
     Word bits;
     int count;
     bool stuffed;
 
     __device__ void need(int wanted) {
         while (count < wanted) {
-            const unsigned byte = at < end ? *at++ : filling;
+            const unsigned byte = at < end ? *at++ : 0;
             bits |= (Word)byte << count;
             count += stuffed ? 7 : 8;
             stuffed = byte == 255;
@@ -154,102 +155,22 @@ struct Target {
         const float real = (float)size * scale;
         return __float_as_int(below ? -real : real);
     }
+    // Replace all coefficients; all threads of a block have to take part.
     template <typename Change> __device__ void replace(Change change) const {
         for (int y = 0; y < height; ++y)
-            for (int x = 0; x < width; ++x) at(x, y) = change(at(x, y));
+            for (int x = threadIdx.x; x < width; x += blockDim.x) at(x, y) = change(at(x, y));
     }
     __device__ bool significant(int x, int y, int rows) const {
         return x >= 0 && x < width && y >= 0 && y < rows && at(x, y);
     }
 };
 
-// Decode the cleanup pass (7.3). least: number of the bit plane it ends with, plus 1; most: greatest
-// number of magnitude bits; old: per quad of the row above, its samples next to the row below: see
-// `carry`; step: distance of its elements. Return whether the segment is sound.
-__device__ bool clean_up(const unsigned char *bytes, int length, int least, int most, bool final,
-                         const unsigned short *tables, unsigned char *old, int step,
-                         const Target &target) {
-    if (length < 2) return false;
-    const int suffix = bytes[length - 1] << 4 | bytes[length - 2] & 15;
-    if (suffix < 2 || suffix > min(length, 4079)) return false;
-    const unsigned char *const middle = bytes + length - suffix;
-    Forward magnitudes = {bytes, middle, 255, 0, 0, false};
-    Runs runs = {middle, bytes + length - 2, 0, 0, 0, 0, false, false, false};
-    const unsigned half = bytes[length - 2] >> 4;
-    Backward codes = {bytes + length - 2, middle, half, (half & 7) == 7 ? 3 : 4, half > 8};
-    const int quads = (target.width + 1) / 2;
-    for (int y = 0; y < target.height; y += 2) {
-        const bool top = !y;
-        const unsigned short *const table = tables + (top ? 0 : 1024);
-        // Bits 0 to 6 are the largest exponent of the last sample of the quad to the left and the
-        // first one of this quad, in the lower row; bit 7 tells whether one of them is significant.
-        unsigned carry = 0, above = top ? 0 : old[0];
-        int context = 0;
-        for (int quad = 0; quad < quads; quad += 2) {
-            const unsigned next = top ? 0 : old[(quad + 1) * step];
-            const unsigned after = top ? 0 : old[(quad + 2) * step];
-            unsigned found[2] = {0, 0};
-            codes.need(16);
-            for (int k = 0; k < 2 && quad + k < quads; ++k) {
-                if (!top)
-                    context |= (k ? next : above) >> 7 | ((k ? after : next) >> 5 & 4);
-                if (context || runs.next()) {
-                    found[k] = table[context << 7 | codes.bits & 127];
-                    codes.drop(found[k] & 7);
-                }
-                const unsigned samples = found[k] >> 4 & 15;
-                context = top ? samples & 1 | samples >> 1 : (samples >> 1 | samples >> 2) & 2;
-            }
-            const bool first = found[0] & 8, second = found[1] & 8;
-            int sizes[2];
-            read_residuals(codes, first, second, top, top && first && second && runs.next(), sizes);
-            for (int k = 0; k < 2; ++k) {
-                const unsigned samples = found[k] >> 4 & 15;
-                int predicted = 1;
-                if (!top && samples & samples - 1)
-                    predicted = max(1, (int)max((k ? next : above) & 127, (k ? after : next) & 127) - 1);
-                sizes[k] += predicted;
-                if (sizes[k] > most) return false;
-            }
-            above = after;
-            unsigned values[8];
-            for (int i = 0; i < 8; ++i) {
-                const int k = i / 4, x = 2 * (quad + k) + i % 4 / 2;
-                values[i] = 0;
-                unsigned exponent = 0;
-                if (found[k] >> (4 + i % 4) & 1) {
-                    if (x >= target.width || y + i % 2 >= target.height) return false;
-                    const int bits = sizes[k] - (int)(found[k] >> (12 + i % 4) & 1);
-                    magnitudes.need(max(bits, 1));
-                    const unsigned sign = (unsigned)magnitudes.bits << 31;
-                    unsigned value = (unsigned)magnitudes.bits & ((1u << bits) - 1);
-                    magnitudes.drop(bits);
-                    value |= (found[k] >> (8 + i % 4) & 1) << bits | 1;
-                    values[i] = sign | (value + 2) << (least - 1);
-                    exponent = 0x80 | 32 - __clz(value);
-                }
-                if (i % 4 == 1 && quad + k < quads)
-                    old[(quad + k) * step] = max(carry & 127, exponent & 127) | (carry | exponent) & 128;
-                if (i % 4 == 3 && quad + k < quads) carry = exponent;
-            }
-            for (int i = 0; i < 8; ++i) {
-                const int x = 2 * quad + i / 2;
-                if (x < target.width && y + i % 2 < target.height)
-                    target.at(x, y + i % 2) = final ? target.finished(values[i]) : values[i];
-            }
-        }
-        old[quads * step] = carry;
-        if (quads & 1) old[(quads + 1) * step] = 0;
-    }
-    return !runs.wrong;
-}
-
 // Decode the refinement passes (7.4 and 7.5), whose segment is read from both ends. Samples that the
 // cleanup pass found are refined by one bit; others with a significant neighbor may become
-// significant. least: as for the cleanup pass.
+// significant. least: as for read_magnitudes.
 __device__ void refine_block(const unsigned char *bytes, int length, bool magnitudes, int least,
                              bool causal, const Target &target) {
-    Forward ahead = {bytes, bytes + length, 0, 0, 0, false};
+    Forward ahead = {bytes, bytes + length, 0, 0, false};
     Backward back = {bytes + length, bytes, 0, 0, true};
     if (magnitudes)
         for (int y = 0; y < target.height; y += 4)
@@ -286,50 +207,252 @@ __device__ void refine_block(const unsigned char *bytes, int length, bool magnit
     }
 }
 
-// Decode one code block; return whether it is sound. found, block: its state and properties; records:
-// of its tile; others as for decode_fast_blocks.
-__device__ bool decode_fast_block(const unsigned char *encoded, const Block &block,
-                                  const BlockState &found, const Record *records,
-                                  const unsigned short *codes, unsigned char *line, int step,
-                                  int *out) {
-    const Target target = {out + block.target, block.pitch,      block.width,
-                           block.height, (bool)block.reversible, block.scale};
-    if (!found.passes) {
-        target.replace([](unsigned) { return 0u; });
-        return true;
+
+// Read the codes of a code block's quads (7.3.4 to 7.3.6); return whether the segment is sound. For
+// each quad, `quads` gets its entry in jpeg2000_tables.py, shifted right by 4, and from bit 16 on its
+// residual. A row has `across` quads, which is even. tables: see _quads there.
+__device__ bool read_codes(const unsigned char *bytes, int length, int width, int height,
+                           const unsigned short *tables, uint2 *quads) {
+    if (length < 2) return false;
+    const int suffix = bytes[length - 1] << 4 | bytes[length - 2] & 15;
+    if (suffix < 2 || suffix > min(length, 4079)) return false;
+    const unsigned char *const middle = bytes + length - suffix;
+    Runs runs = {middle, bytes + length - 2, 0, 0, 0, 0, false, false, false};
+    const unsigned half = bytes[length - 2] >> 4;
+    Backward codes = {bytes + length - 2, middle, half, (half & 7) == 7 ? 3 : 4, half > 8};
+    const int count = (width + 1) / 2;
+    // For each quad, whether its first sample of the lower row or the last one of the quad before it
+    // is significant.
+    unsigned lines[MOST_QUADS / 32 + 2];
+    for (int y = 0; y < height; y += 2) {
+        const bool top = !y;
+        const unsigned short *const table = tables + (top ? 0 : 1024);
+        Word above = 0;
+        unsigned below = 0, carry = 0;
+        int context = 0;
+        for (int quad = 0; quad < count; quad += 2, ++quads) {
+            const int place = quad % 32;
+            if (!place) above = top ? 0 : lines[quad / 32] | (Word)lines[quad / 32 + 1] << 32;
+            const unsigned near = above >> place;
+            unsigned found[2] = {0, 0};
+            codes.need(16);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                if (quad + k >= count) break;
+                if (!top) context |= near >> k & 1 | (near >> k & 2) << 1;
+                if (context || runs.next()) {
+                    found[k] = table[context << 7 | codes.bits & 127];
+                    codes.drop(found[k] & 7);
+                }
+                const unsigned samples = found[k] >> 4 & 15;
+                context = top ? samples & 1 | samples >> 1 : (samples >> 1 | samples >> 2) & 2;
+                below |= (carry | samples >> 1 & 1) << (place + k);
+                carry = samples >> 3;
+            }
+            const bool first = found[0] & 8, second = found[1] & 8;
+            int residuals[2];
+            read_residuals(codes, first, second, top, top && first && second && runs.next(),
+                           residuals);
+            *quads = uint2{found[0] >> 4 | residuals[0] << 16, found[1] >> 4 | residuals[1] << 16};
+            if (place == 30 || quad + 2 >= count) {
+                lines[quad / 32] = below;
+                below = 0;
+            }
+        }
+        // Bit `count`.
+        if (count % 32) lines[count / 32] |= carry << count % 32;
+        else lines[count / 32] = carry;
+        lines[count / 32 + 1] = 0;
     }
-    const Record &record = records[found.first];
-    // A refinement segment without bytes is ignored, as OpenJPEG does.
-    const Record *more = record.next < 0 ? nullptr : records + record.next;
-    if (more && !more->length) more = nullptr;
-    if (!clean_up(encoded + record.offset, record.length, found.planes,
-                  block.planes - found.planes + 2, !more, codes, line, step, target))
-        return false;
-    if (more) {
-        refine_block(encoded + more->offset, more->length, more->passes > 1, found.planes,
-                     block.style & CAUSAL, target);
-        target.replace([&](unsigned value) { return target.finished(value); });
-    }
-    return true;
+    return !runs.wrong;
 }
 
-// Decode all code blocks. work: code blocks in the order of `sort_work`; lines: memory for a row of
-// quads of each; tables: of T.814, annex C, see jpeg2000_tables.py; out: see assemble_coefficients;
-// status: set for tiles with a damaged code block.
+// Read the codes of all code blocks. work: code blocks in the order of `sort_work`; most_quads: room
+// for each in `quads`, which is a multiple of 2; status: set for tiles with a damaged code block.
 extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS)
-    decode_fast_blocks(const unsigned char *encoded, const Block *blocks, int block_count,
-                       const BlockState *states, const Record *records, int record_count,
-                       const int *work, int work_count, const Tables *tables, unsigned char *lines,
-                       long long tile_size, int *out, int *status) {
+    read_quads(const unsigned char *encoded, const Block *blocks, int block_count,
+               const BlockState *states, const Record *records, int record_count, const int *work,
+               int work_count, const Tables *tables, int most_quads, uint2 *quads, int *status) {
     __shared__ unsigned short codes[2048];
     for (int i = threadIdx.x; i < 2048; i += blockDim.x) codes[i] = tables->quads[i];
     __syncthreads();
     for (int item = blockIdx.x * blockDim.x + threadIdx.x; item < work_count;
          item += gridDim.x * blockDim.x) {
         const int number = work[item], tile = number / block_count;
-        if (!decode_fast_block(encoded, blocks[number % block_count], states[number],
-                               records + (size_t)tile * record_count, codes, lines + item,
-                               work_count, out + tile * tile_size))
+        const BlockState &found = states[number];
+        if (!found.passes) continue;
+        const Record &record = records[(size_t)tile * record_count + found.first];
+        const Block &block = blocks[number % block_count];
+        if (!read_codes(encoded + record.offset, record.length, block.width, block.height, codes,
+                        quads + (size_t)item * (most_quads / 2)))
             status[tile] = DAMAGED;
+    }
+}
+
+// Return the sum of the values of all threads before this one, and in `total` of all. sums: shared
+// memory for a number per thread.
+__device__ int sum_before(int value, int *sums, int &total) {
+    const int me = threadIdx.x;
+    sums[me] = value;
+    __syncthreads();
+    for (int step = 1; step < (int)blockDim.x; step *= 2) {
+        const int other = me >= step ? sums[me - step] : 0;
+        __syncthreads();
+        sums[me] += other;
+        __syncthreads();
+    }
+    const int found = sums[me] - value;
+    total = sums[blockDim.x - 1];
+    __syncthreads();
+    return found;
+}
+
+// A part of the segment of magnitudes without stuffed bits, in a ring in shared memory. `bytes` are
+// loaded up to `end`, after which bytes of 255 follow; first, last: bits that are there.
+struct Ring {
+    const unsigned char *bytes, *end;
+    unsigned *words;
+    int *sums;
+    int next, first, last;
+
+    // Append 4 bytes per thread; a byte that follows 255 has 7 bits (7.1).
+    __device__ void append() {
+        const unsigned char *at = bytes + next + 4 * threadIdx.x;
+        unsigned before = at == bytes ? 0 : at <= end ? at[-1] : 255;
+        Word value = 0;
+        int count = 0, total;
+        for (int i = 0; i < 4; ++i) {
+            const unsigned byte = at + i < end ? at[i] : 255;
+            value |= (Word)byte << count;
+            count += before == 255 ? 7 : 8;
+            before = byte;
+        }
+        const int start = last + sum_before(count, sums, total), shift = start % 32;
+        atomicOr(words + start / 32 % RING, (unsigned)(value << shift));
+        atomicOr(words + (start / 32 + 1) % RING, (unsigned)(value << shift >> 32));
+        next += 4 * blockDim.x;
+        last += total;
+        __syncthreads();
+    }
+    // Return 32 bits from the one at `place` on.
+    __device__ unsigned at(int place) const {
+        const Word low = words[place / 32 % RING], high = words[(place / 32 + 1) % RING];
+        return (unsigned)((high << 32 | low) >> place % 32);
+    }
+    // Forget `count` bits.
+    __device__ void drop(int count) {
+        __syncthreads();
+        for (int i = first / 32 + threadIdx.x; i < (first + count) / 32; i += blockDim.x)
+            words[i % RING] = 0;
+        first += count;
+    }
+};
+
+// Shared memory of a block of threads that decodes a code block. left, right: for even and odd rows
+// of quads, exponents of the lower samples of each quad.
+struct Magnitudes {
+    unsigned words[RING];
+    int sums[THREADS_OF_MAGNITUDES];
+    unsigned char left[2][MOST_QUADS + 2], right[2][MOST_QUADS + 2];
+};
+
+// Decode the samples of a code block (7.3.7); return whether this thread's samples are sound. least:
+// number of the last bit plane, plus 1; most: greatest number of bits of a magnitude.
+__device__ bool read_magnitudes(const unsigned char *bytes, int length, int least, int most,
+                                bool final, const unsigned *quads, const Target &target,
+                                Magnitudes &shared) {
+    const int suffix = bytes[length - 1] << 4 | bytes[length - 2] & 15;
+    Ring ring = {bytes, bytes + length - suffix, shared.words, shared.sums, 0, 0, 0};
+    const int across = (target.width + 1) / 2, step = blockDim.x;
+    bool good = true;
+    for (int i = threadIdx.x; i < RING; i += step) ring.words[i] = 0;
+    for (int y = 0; y < target.height; y += 2, quads += (across + 1) / 2 * 2) {
+        const unsigned char *const left = shared.left[y / 2 % 2], *const right = shared.right[y / 2 % 2];
+        unsigned char *const new_left = shared.left[1 - y / 2 % 2];
+        unsigned char *const new_right = shared.right[1 - y / 2 % 2];
+        for (int start = 0; start < across; start += step) {
+            const int quad = start + threadIdx.x;
+            const unsigned entry = quad < across ? quads[quad] : 0;
+            const unsigned samples = entry & 15;
+            int size = 1;
+            if (y && samples & samples - 1) {
+                int exponent = max(left[quad], right[quad]);
+                if (quad) exponent = max(exponent, (int)right[quad - 1]);
+                if (quad + 1 < across) exponent = max(exponent, (int)left[quad + 1]);
+                size = max(1, exponent - 1);
+            }
+            size += entry >> 16;
+            if (size > most) {
+                good = false;
+                size = 1;
+            }
+            int counts[4], sum = 0, total;
+            for (int i = 0; i < 4; ++i) {
+                counts[i] = samples >> i & 1 ? size - (int)(entry >> (8 + i) & 1) : 0;
+                sum += counts[i];
+            }
+            int place = ring.first + sum_before(sum, shared.sums, total);
+            while (ring.last - ring.first < total) ring.append();
+            unsigned exponents[4];
+            for (int i = 0; i < 4; ++i) {
+                const int x = 2 * quad + i / 2;
+                const bool inside = x < target.width && y + i % 2 < target.height;
+                unsigned value = 0, magnitude = 0;
+                if (samples >> i & 1) {
+                    const unsigned bits = ring.at(place);
+                    magnitude = bits & ((1u << counts[i]) - 1) |
+                                (entry >> (4 + i) & 1) << counts[i] | 1;
+                    value = bits << 31 | (magnitude + 2) << (least - 1);
+                    place += counts[i];
+                    good &= inside;
+                }
+                exponents[i] = 32 - __clz(magnitude);
+                if (inside) target.at(x, y + i % 2) = final ? target.finished(value) : value;
+            }
+            if (quad < across) {
+                new_left[quad] = exponents[1];
+                new_right[quad] = exponents[3];
+            }
+            ring.drop(total);
+        }
+    }
+    return good;
+}
+
+// Decode the samples of all code blocks from what `read_quads` found; parameters as there. out: see
+// assemble_coefficients.
+extern "C" __global__ void __launch_bounds__(THREADS_OF_MAGNITUDES)
+    read_samples(const unsigned char *encoded, const Block *blocks, int block_count,
+                 const BlockState *states, const Record *records, int record_count,
+                 const int *work, int work_count, int most_quads, const unsigned *quads,
+                 long long tile_size, int *out, int *status) {
+    __shared__ Magnitudes shared;
+    for (int item = blockIdx.x; item < work_count; item += gridDim.x) {
+        const int number = work[item], tile = number / block_count;
+        const BlockState &found = states[number];
+        const Block &block = blocks[number % block_count];
+        const Target target = {out + tile * tile_size + block.target, block.pitch, block.width,
+                               block.height, (bool)block.reversible, block.scale};
+        if (!found.passes) {
+            target.replace([](unsigned) { return 0u; });
+            continue;
+        }
+        const Record *const mine = records + (size_t)tile * record_count;
+        const Record &record = mine[found.first];
+        // A refinement segment without bytes is ignored, as OpenJPEG does.
+        const Record *more = record.next < 0 ? nullptr : mine + record.next;
+        if (more && !more->length) more = nullptr;
+        if (!read_magnitudes(encoded + record.offset, record.length, found.planes,
+                             block.planes - found.planes + 2, !more, quads + (size_t)item * most_quads,
+                             target, shared))
+            status[tile] = DAMAGED;
+        __syncthreads();
+        if (more) {
+            if (!threadIdx.x)
+                refine_block(encoded + more->offset, more->length, more->passes > 1, found.planes,
+                             block.style & CAUSAL, target);
+            __syncthreads();
+            target.replace([&](unsigned value) { return target.finished(value); });
+        }
     }
 }

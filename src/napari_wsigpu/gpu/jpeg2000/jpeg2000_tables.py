@@ -69,16 +69,20 @@ PACKET_STARTS, HEADER_ENDS = 2, 4
 # Status of a tile: decoded, headers differ from the form's, bytes are missing, data is damaged.
 FINE, OTHER_FORM, CUT, DAMAGED = range(4)
 
-THREADS, THREADS_OF_BLOCKS = 128, 64
+THREADS, THREADS_OF_BLOCKS, THREADS_OF_MAGNITUDES = 128, 64, 32
 BUCKETS = 2048
 LINE_SAMPLES = 8192
+# Quads of 2 by 2 samples in a row of a code block. Words of bits for those that a block of threads
+# decodes at once, 4 * 31 bits each, and for 4 bytes per thread more.
+MOST_QUADS, RING = 512, 256
 
 CONSTANTS = {
     name: globals()[name]
     for name in (
         *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS", "FAST"),
         *("PACKET_STARTS", "HEADER_ENDS", "FINE", "OTHER_FORM", "CUT", "DAMAGED"),
-        *("THREADS", "THREADS_OF_BLOCKS", "BUCKETS", "LINE_SAMPLES"),
+        *("THREADS", "THREADS_OF_BLOCKS", "THREADS_OF_MAGNITUDES", "BUCKETS", "LINE_SAMPLES"),
+        *("MOST_QUADS", "RING"),
     )
 }
 
