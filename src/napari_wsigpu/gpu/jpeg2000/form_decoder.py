@@ -17,7 +17,9 @@ from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
     BUCKETS,
     BYPASS,
     CONSTANTS,
-    LINE_SAMPLES,
+    LIFT,
+    PATCH_HEIGHT,
+    PATCH_WIDTH,
     RECORD,
     STRUCTURES,
     TERMINATE_ALL,
@@ -107,6 +109,13 @@ def offsets_of(sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(zip((*sizes, "size"), offsets, strict=True))
 
 
+def _patches(lifts: NDArray[np.void]) -> Integers:
+    """Return the number of patches of a tile that each step of the inverse wavelet transforms."""
+    across = -(-(lifts["left"] + lifts["width"]) // PATCH_WIDTH)
+    down = -(-(lifts["upper"] + lifts["height"]) // PATCH_HEIGHT)
+    return np.asarray(across * down * lifts["planes"], np.int64)
+
+
 class FormDecoder:
     """Decodes code streams of one form on a device.
 
@@ -145,6 +154,7 @@ class FormDecoder:
             "bands": geometry.bands,
             "blocks": geometry.blocks,
             "components": geometry.components,
+            "lifts": geometry.lifts,
             "tables": tables(),
         }
         offsets = offsets_of({name: part.nbytes for name, part in parts.items()})
@@ -185,6 +195,8 @@ class FormDecoder:
                 "work": work * 4,
                 **(quads if self.form.header.fast else planes),
                 "coefficients": tiles * geometry.coefficients * 4,
+                "lifted": tiles * geometry.coefficients * 4,
+                "halves": tiles * geometry.halves * 4,
                 "status": tiles * 4,
             }
         )
@@ -285,22 +297,21 @@ class FormDecoder:
                 *(tables["blocks"], count, at["states"], at["work"], items, *shape, at["state"]),
                 *(at["planes"], size, at["coefficients"]),
             )
-        # Lowest resolution first: each level replaces a part of the plane with the next resolution.
-        for lift in geometry.lifts:
-            at_once = max(1, min(lift.lines, WARP, LINE_SAMPLES // lift.length))
-            jobs = tiles * lift.planes * -(-lift.lines // at_once)
+        # Lowest resolution first.
+        patches = _patches(geometry.lifts)
+        for index, count in enumerate(patches.tolist()):
             launch(
                 "invert_wavelet",
-                jobs * THREADS,
-                *(at["coefficients"] + 4 * lift.plane, tiles, lift.planes, size),
-                *(np.int64(lift.plane_size), lift.pitch, lift.lines, lift.length, lift.low),
-                *(lift.first, lift.down, at_once, lift.reversible),
+                tiles * count * THREADS,
+                *(tables["lifts"] + np.uint64(index * LIFT.itemsize), at["coefficients"]),
+                *(at["lifted"], at["halves"], tiles, size, np.int64(geometry.halves)),
             )
         height, width, *corner = geometry.edges
         launch(
             "finish_pixels",
             tiles * -(-height // ROWS) * THREADS,
-            *(at["coefficients"], size, tables["components"], len(header.components)),
+            *(at["coefficients"], at["lifted"], size, tables["components"]),
+            len(header.components),
             *(height, width, *corner, 2 if self.form.ycbcr else int(header.transform)),
             *(self.form.dtype.itemsize, pixel_bytes, base + 16 * tiles, at["status"], flags, ROWS),
         )

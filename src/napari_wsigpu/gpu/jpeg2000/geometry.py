@@ -5,11 +5,19 @@ Resolutions, subbands, precincts, code blocks and packets follow from a main hea
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import BAND, BLOCK, COMPONENT, PACKET, PRECINCT
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
+    BAND,
+    BLOCK,
+    COMPONENT,
+    LIFT,
+    PACKET,
+    PRECINCT,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,42 +26,7 @@ if TYPE_CHECKING:
 
 # Limits of the tables of one form.
 MOST_BLOCKS, MOST_PACKETS = 1 << 16, 1 << 18
-
-
-class Lift(NamedTuple):
-    """One-dimensional inverse wavelet transforms of the lines of one resolution (T.800, F.3.6).
-
-    Each line is stored as its low-pass half followed by its high-pass half.
-
-    Attributes
-    ----------
-    plane, planes, plane_size : int
-        Offset of the first plane's coefficients within a tile; number of planes (components) that
-        are transformed alike; distance between them.
-    pitch : int
-        Coefficients from one row to the next.
-    lines, length : int
-        Number of lines, and samples in each.
-    low : int
-        Number of samples in the low-pass half.
-    first : int
-        Position of the first low-pass sample in the line: 0 or 1.
-    down : bool
-        Whether lines are columns rather than rows.
-    reversible : bool
-        Whether the wavelet is 5/3 rather than 9/7.
-    """
-
-    plane: int
-    planes: int
-    plane_size: int
-    pitch: int
-    lines: int
-    length: int
-    low: int
-    first: int
-    down: bool
-    reversible: bool
+FINER = 8  # index in what `_lifts` returns, without offsets
 
 
 class Geometry(NamedTuple):
@@ -63,14 +36,12 @@ class Geometry(NamedTuple):
     ----------
     edges : tuple of int
         (height, width, left, upper) of the image.
-    blocks, bands, precincts, packets, components : ndarray
-        Rows of the types in `gpu.jpeg2000.jpeg2000_tables`.
-    lifts : list of Lift
-        Steps of the inverse wavelet, in order.
+    blocks, bands, precincts, packets, components, lifts : ndarray
+        Rows of the types in `gpu.jpeg2000.jpeg2000_tables`; lifts are in the order of execution.
     nodes : int
         Nodes in each of a tile's two sets of tag trees (inclusion and zero bit planes).
-    coefficients : int
-        Coefficients of a tile.
+    coefficients, halves : int
+        Coefficients of a tile, and elements of its memory for every second resolution.
     groups, planes : int
         Largest number of groups of 8 by 4 samples, and of bit planes, in a code block.
     """
@@ -81,9 +52,10 @@ class Geometry(NamedTuple):
     precincts: NDArray[np.void]
     packets: NDArray[np.void]
     components: NDArray[np.void]
-    lifts: list[Lift]
+    lifts: NDArray[np.void]
     nodes: int
     coefficients: int
+    halves: int
     groups: int
     planes: int
 
@@ -125,12 +97,16 @@ class _Rect(NamedTuple):
 
 
 class _Plane(NamedTuple):
-    """A component in a tile: its number and rectangle, offset of its coefficients, row length."""
+    """A component in a tile: its number and rectangle, offset of its coefficients, row length.
+
+    `half` is the offset of its memory for every second resolution.
+    """
 
     number: int
     whole: _Rect
     offset: int
     pitch: int
+    half: int
 
 
 def plan(header: Header) -> Geometry | str:
@@ -146,11 +122,11 @@ class _Planner:
         self._precincts: list[tuple[int, int]] = []
         # For each precinct: y and x on the reference grid, component, resolution, and its number.
         self._positions: list[tuple[int, int, int, int, int]] = []
-        self._nodes = self._coefficients = 0
+        self._nodes = self._coefficients = self._halves = 0
 
     def plan(self) -> Geometry | str:
         header = self._header
-        lifts: list[tuple[int, Lift]] = []
+        lifts: list[tuple[int, ...]] = []
         components = np.zeros(len(header.components), COMPONENT)
         for number, component in enumerate(header.components):
             whole = _Rect(
@@ -161,14 +137,20 @@ class _Planner:
             )
             if not whole.width or not whole.height:
                 return "a component has no samples"
-            plane = _Plane(number, whole, self._coefficients, whole.width)
+            plane = _Plane(number, whole, self._coefficients, whole.width, self._halves)
             self._coefficients += whole.width * whole.height
+            self._halves += _up(whole.width, 2) * _up(whole.height, 2)
             half = 1 << component.bits - 1
             lowest = -half if component.signed else 0
             components[number] = (
                 *(plane.offset, plane.pitch, whole.width, whole.height, whole.left, whole.upper),
                 *(component.across, component.down, 0 if component.signed else half),
-                *(lowest, lowest + 2 * half - 1, header.coding[number].reversible, 0),
+                *(
+                    lowest,
+                    lowest + 2 * half - 1,
+                    header.coding[number].reversible,
+                    header.coding[number].levels > 0,
+                ),
             )
             if not self._add_component(plane):
                 return "it has too many code blocks or precincts"
@@ -185,9 +167,10 @@ class _Planner:
             precincts=np.array(self._precincts, PRECINCT),
             packets=self._packets(),
             components=components,
-            lifts=_merge_lifts(lifts),
+            lifts=_merged(lifts),
             nodes=self._nodes,
             coefficients=self._coefficients,
+            halves=self._halves,
             groups=int(groups.max()),
             planes=int(blocks["planes"].max()),
         )
@@ -211,7 +194,7 @@ class _Planner:
         return True
 
     def _add_precinct(self, plane: _Plane, resolution: int, column: int, row: int) -> None:
-        number, whole, offset, pitch = plane
+        number, whole, offset, pitch, _ = plane
         header, coding = self._header, self._header.coding[number]
         component, finer = header.components[number], coding.levels - resolution
         wide, high = coding.precincts[resolution]
@@ -248,7 +231,7 @@ class _Planner:
         """Add the code blocks of a precinct in a subband; `kind` is `(right, lower)` of `band`."""
         if not part.width or not part.height:
             return
-        number, _, _, pitch = plane
+        number, pitch = plane.number, plane.pitch
         header, coding = self._header, self._header.coding[number]
         precinct, halved = coding.precincts[resolution], resolution > 0
         # B.7, equations B-17 and B-18.
@@ -296,20 +279,18 @@ class _Planner:
         step = (1 + mantissa / 2048) * 2.0 ** (bits - exponent)
         return planes, step / 2
 
-    def _lifts(self, plane: _Plane) -> list[tuple[int, Lift]]:
-        number, whole, offset, pitch = plane
+    def _lifts(self, plane: _Plane) -> list[tuple[int, ...]]:
+        number, whole, offset, pitch, half = plane
         coding = self._header.coding[number]
-        found = []
+        found: list[tuple[int, ...]] = []
         for finer in range(coding.levels - 1, -1, -1):
             area, low = whole.scaled(finer), whole.scaled(finer + 1)
-            if not area.width or not area.height:
-                continue
-            for down in (False, True):
-                sizes = area.height, area.width, low.width, area.left & 1
-                if down:
-                    sizes = area.width, area.height, low.height, area.upper & 1
-                lift = Lift(offset, 1, 0, pitch, *sizes, down, coding.reversible)
-                found.append((finer, lift))
+            if area.width and area.height:
+                sizes = area.width, area.height, low.width, low.height
+                edges = area.left & 1, area.upper & 1
+                coarsest = finer == coding.levels - 1
+                lift = pitch, _up(pitch, 2), *sizes, *edges, finer, coarsest, coding.reversible
+                found.append((offset, half, *lift))
         return found
 
     def _packets(self) -> NDArray[np.void]:
@@ -329,17 +310,17 @@ class _Planner:
         return np.array([packet[4:] for packet in packets], PACKET)
 
 
-def _merge_lifts(lifts: list[tuple[int, Lift]]) -> list[Lift]:
-    """Merge equal lifts of equally spaced planes; each lift is given with its level."""
-    found: list[Lift] = []
-    by_kind: dict[tuple[int, ...], list[Lift]] = {}
-    for level, lift in lifts:
-        by_kind.setdefault((level, *lift[3:]), []).append(lift)
-    for group in by_kind.values():
-        planes = [lift.plane for lift in group]
-        size = planes[1] - planes[0] if len(planes) > 1 else 0
-        if all(plane == planes[0] + k * size for k, plane in enumerate(planes)):
-            found.append(group[0]._replace(planes=len(group), plane_size=size))
+def _merged(lifts: list[tuple[int, ...]]) -> NDArray[np.void]:
+    """Return rows of type `LIFT`, coarsest first; those of equally spaced components become one."""
+    rows = []
+    by_kind: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for offset, half, *rest in lifts:
+        by_kind.setdefault(tuple(rest), []).append((offset, half))
+    # Components may have different numbers of resolutions.
+    for kind, places in sorted(by_kind.items(), key=lambda item: -item[0][FINER]):
+        steps = {(a[0] - b[0], a[1] - b[1]) for a, b in pairwise(reversed(places))} or {(0, 0)}
+        if len(steps) == 1:
+            rows.append((*places[0], *steps.pop(), len(places), *kind))
         else:
-            found += group
-    return found
+            rows += [(*place, 0, 0, 1, *kind) for place in places]
+    return np.array(rows, LIFT)

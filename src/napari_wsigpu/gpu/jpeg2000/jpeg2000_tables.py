@@ -41,10 +41,22 @@ RECORD = row_type("u8 offset, u4 length, i4 next, i4 passes, i4 starts")
 
 # A component. plane: offset of its first coefficient within a tile; left, upper: position of its
 # first sample; across, down: subsampling (XRsiz, YRsiz); middle: DC level shift; lowest, highest:
-# range of its samples.
+# range of its samples; lifted: whether it has several resolutions.
 COMPONENT = row_type(
     "i8 plane, i4 pitch, i4 width, i4 height, i4 left, i4 upper, i4 across, i4 down, "
-    "i4 middle, i4 lowest, i4 highest, i4 reversible, i4 unused"
+    "i4 middle, i4 lowest, i4 highest, i4 reversible, i4 lifted"
+)
+
+# The inverse wavelet transform to one resolution (T.800, F.3) of `planes` components that are
+# transformed alike. plane, half: offsets of the first one's coefficients within a tile, and of its
+# half in memory for every second resolution; plane_size, half_plane: distance of components; pitch,
+# half_pitch: elements from one row to the next; width, height, low_width, low_height: size of the
+# resolution and of its low-pass band; left, upper: 1 if the first column or row is high-pass;
+# finer: number of resolutions that are finer; coarsest: whether none is coarser.
+LIFT = row_type(
+    "i8 plane, i8 half, i8 plane_size, i8 half_plane, i4 planes, i4 pitch, i4 half_pitch, "
+    "i4 width, i4 height, i4 low_width, i4 low_height, i4 left, i4 upper, i4 finer, i4 coarsest, "
+    "i4 reversible"
 )
 
 # See `_transitions`, `_significance`, `_signs` and `_quads`.
@@ -58,6 +70,7 @@ STRUCTURES = {
     "BlockState": BLOCK_STATE,
     "Record": RECORD,
     "Component": COMPONENT,
+    "Lift": LIFT,
     "Tables": TABLES,
 }
 
@@ -71,7 +84,9 @@ FINE, OTHER_FORM, CUT, DAMAGED = range(4)
 
 THREADS, THREADS_OF_BLOCKS, THREADS_OF_MAGNITUDES = 128, 64, 32
 BUCKETS = 2048
-LINE_SAMPLES = 8192
+# Samples that a block of threads transforms, and a thread in a line; samples on both sides that
+# these depend on.
+PATCH_WIDTH, PATCH_HEIGHT, SEGMENT, REACH = 64, 32, 8, 4
 # Quads of 2 by 2 samples in a row of a code block. Words of bits for those that a block of threads
 # decodes at once, 4 * 31 bits each, and for 4 bytes per thread more.
 MOST_QUADS, RING = 512, 256
@@ -81,7 +96,8 @@ CONSTANTS = {
     for name in (
         *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS", "FAST"),
         *("PACKET_STARTS", "HEADER_ENDS", "FINE", "OTHER_FORM", "CUT", "DAMAGED"),
-        *("THREADS", "THREADS_OF_BLOCKS", "THREADS_OF_MAGNITUDES", "BUCKETS", "LINE_SAMPLES"),
+        *("THREADS", "THREADS_OF_BLOCKS", "THREADS_OF_MAGNITUDES", "BUCKETS"),
+        *("PATCH_WIDTH", "PATCH_HEIGHT", "SEGMENT", "REACH"),
         *("MOST_QUADS", "RING"),
     )
 }

@@ -9,7 +9,7 @@ __device__ int limited(int value, int low, int high) {
 // for YCbCr with subsampled chroma to RGB. bytes: size of a sample; pixel_bytes: bytes from one
 // pixel to the next; status: of each tile, copied to `flags` in page-locked memory; rows_at_once:
 // rows of a tile for each block of threads. A thread computes one pixel at a time.
-extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
+extern "C" __global__ void finish_pixels(const int *bands, const int *lifted, long long tile_size,
                                          const Component *components, int channels, int height,
                                          int width, int left, int upper, int transform,
                                          int bytes, int pixel_bytes,
@@ -34,7 +34,7 @@ extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
                 row = limited((upper + y) / one.down - one.upper, 0, one.height - 1);
             }
             const int found =
-                planes[tile * tile_size + one.plane + (long long)row * one.pitch + column];
+                (one.lifted ? lifted : bands)[tile * tile_size + one.plane + (long long)row * one.pitch + column];
             whole[k] = found;
             real[k] = *(const float *)&found;
         }

@@ -82,33 +82,6 @@ extern "C" __global__ void assemble_coefficients(const Block *blocks, int block_
     }
 }
 
-// Lines of a plane in the shared memory of one block of threads. Consecutive threads of a warp
-// access consecutive samples: along the line in rows, across the lines in columns.
-struct Lines {
-    int count, length, stride, between;
-    bool down;
-
-    // Call `each(line, i)` in parallel for each line and for positions from `first` on, `step`
-    // apart; all threads have to take part. Positions are computed without divisions.
-    template <typename Each> __device__ void every(int first, int step, Each each) const {
-        const int lanes = min(32, (int)blockDim.x), lane = threadIdx.x % lanes;
-        const int warp = threadIdx.x / lanes, warps = blockDim.x / lanes;
-        if (down) {
-            for (int i = first + step * warp; i < length; i += step * warps)
-                for (int line = lane; line < count; line += lanes) each(line, i);
-        } else {
-            for (int line = warp; line < count; line += warps)
-                for (int i = first + step * lane; i < length; i += step * lanes) each(line, i);
-        }
-        __syncthreads();
-    }
-    // Return a sample; lines are extended symmetrically beyond their ends (F.3.7).
-    template <typename T> __device__ T &at(T *samples, int line, int i) const {
-        i = i < 0 ? -i : i >= length ? 2 * (length - 1) - i : i;
-        return samples[line * between + i * stride];
-    }
-};
-
 // Lifting factors of 9/7 (table F.4); K and 2 / K, which include the subband gains (table E.1).
 #define ALPHA -1.586134342f
 #define BETA -0.052980118f
@@ -117,78 +90,131 @@ struct Lines {
 #define LOW 1.230174105f
 #define HIGH 1.625732422f
 
-// Undo the lifting steps (F.3.8), each of which changes every second sample according to its
-// neighbors. first: position of the first low-pass sample, 0 or 1. Integers are 5/3, floats 9/7.
-__device__ void invert(const Lines &lines, int *samples, int first) {
-    if (lines.length == 1) {
-        // F.3.6. Floats (9/7) need no division, because their coefficients lack the gain of 2 here.
-        lines.every(0, 1, [&](int line, int i) {
-            if (first) lines.at(samples, line, i) /= 2;
-        });
-        return;
-    }
-    lines.every(first, 2, [&](int line, int i) {
-        const int sum = wrapped(lines.at(samples, line, i - 1), lines.at(samples, line, i + 1));
-        int &sample = lines.at(samples, line, i);
-        sample = wrapped(sample, -(long long)(wrapped(sum, 2) >> 2));
-    });
-    lines.every(1 - first, 2, [&](int line, int i) {
-        const int sum = wrapped(lines.at(samples, line, i - 1), lines.at(samples, line, i + 1));
-        int &sample = lines.at(samples, line, i);
-        sample = wrapped(sample, sum >> 1);
-    });
+// Positions beyond an end are mirrored (F.3.7), as often as necessary.
+__device__ int mirrored(int i, int length) {
+    if (length == 1) return 0;
+    while (i < 0 || i >= length) i = i < 0 ? -i : 2 * (length - 1) - i;
+    return i;
 }
 
-__device__ void invert(const Lines &lines, float *samples, int first) {
-    if (lines.length == 1) return;
+// Undo the lifting steps (F.3.8) of samples REACH to REACH + SEGMENT - 1; those with even numbers are
+// low-pass. Integers are 5/3, floats 9/7.
+__device__ void invert(int *samples) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+#pragma unroll
+        for (int i = REACH + step; i <= REACH + SEGMENT - step; i += 2) {
+            const int sum = wrapped(samples[i - 1], samples[i + 1]);
+            const int change = step ? sum >> 1 : -(wrapped(sum, 2) >> 2);
+            samples[i] = wrapped(samples[i], change);
+        }
+}
+
+__device__ void invert(float *samples) {
+#pragma unroll
     for (int step = 0; step < 4; ++step) {
         const float factor = step == 0 ? DELTA : step == 1 ? GAMMA : step == 2 ? BETA : ALPHA;
-        lines.every(step % 2 ? 1 - first : first, 2, [&](int line, int i) {
-            lines.at(samples, line, i) -=
-                factor * (lines.at(samples, line, i - 1) + lines.at(samples, line, i + 1));
-        });
+#pragma unroll
+        for (int i = REACH - 2 + step; i <= REACH + SEGMENT + 2 - step; i += 2)
+            samples[i] -= factor * (samples[i - 1] + samples[i + 1]);
     }
 }
+
+// A line of one sample (F.3.6). Floats need no division, because their coefficients lack the gain
+// of 2 here.
+__device__ int only(int value, bool low) { return low ? value : value / 2; }
+__device__ float only(float value, bool low) { return value; }
 
 __device__ int weighted(int value, bool low) { return value; }
 __device__ float weighted(float value, bool low) { return value * (low ? LOW : HIGH); }
 
-// Transform all lines of one resolution in place (F.3.6): interleave the low-pass and high-pass
-// halves and undo the lifting. Each block of threads keeps up to `at_once` lines in shared memory.
+// Shared memory of a block of threads: a patch of subbands, and after the transform of its rows.
+template <typename T> struct Patch {
+    T bands[(PATCH_HEIGHT + 2 * REACH) * (PATCH_WIDTH + 2 * REACH + 1)];
+    T rows[(PATCH_HEIGHT + 2 * REACH) * PATCH_WIDTH];
+};
+
+// Transform a patch of one resolution, rows first (F.3.2). left, upper: position of its first sample,
+// counted so that even ones are low-pass. bands: plane with the high-pass subbands; lows: with LL.
 template <typename T>
-__device__ void invert_lines(T *planes, int tiles, int planes_a_tile, long long tile_size,
-                             long long plane_size, int pitch, int all_lines, int length, int low,
-                             int first, bool down, int at_once, T *samples) {
-    const int groups = (all_lines + at_once - 1) / at_once, jobs = tiles * planes_a_tile * groups;
-    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int first_line = job % groups * at_once, plane = job / groups;
-        const int count = min(at_once, all_lines - first_line);
-        const Lines lines = {count, length, down ? count : 1, down ? 1 : length, down};
-        T *corner = planes + plane / planes_a_tile * tile_size + plane % planes_a_tile * plane_size +
-                    (long long)first_line * (down ? 1 : pitch);
-        const int across = down ? 1 : pitch, along = down ? pitch : 1;
-        lines.every(0, 1, [&](int line, int i) {
-            const bool is_low = i < low;
-            const int position = is_low ? 2 * i + first : 2 * (i - low) + 1 - first;
-            const T value = corner[(long long)line * across + (long long)i * along];
-            lines.at(samples, line, position) = length > 1 ? weighted(value, is_low) : value;
-        });
-        invert(lines, samples, first);
-        lines.every(0, 1, [&](int line, int i) {
-            corner[(long long)line * across + (long long)i * along] = lines.at(samples, line, i);
-        });
+__device__ void invert_patch(const Lift &lift, const T *bands, const T *lows, int lows_pitch, T *out,
+                             int out_pitch, int left, int upper, Patch<T> &patch) {
+    const int stride = PATCH_WIDTH + 2 * REACH + 1;
+    const int columns = min(PATCH_WIDTH, lift.left + lift.width - left);
+    const int rows = min(PATCH_HEIGHT, lift.upper + lift.height - upper) + 2 * REACH;
+    const int lanes = min(32, (int)blockDim.x), warps = blockDim.x / lanes;
+    for (int i = threadIdx.x % lanes; i < columns + 2 * REACH; i += lanes) {
+        const int x = lift.left + mirrored(left - REACH + i - lift.left, lift.width);
+        const int column = x % 2 ? lift.low_width + x / 2 : x / 2 - lift.left;
+        for (int k = threadIdx.x / lanes; k < rows; k += warps) {
+            const int y = lift.upper + mirrored(upper - REACH + k - lift.upper, lift.height);
+            const long long row = y % 2 ? lift.low_height + y / 2 : y / 2 - lift.upper;
+            const T value = x % 2 || y % 2 ? bands[row * lift.pitch + column]
+                                           : lows[row * lows_pitch + column];
+            patch.bands[k * stride + i] =
+                lift.width > 1 ? weighted(value, x % 2 == 0) : only(value, x % 2 == 0);
+        }
+    }
+    __syncthreads();
+    T samples[SEGMENT + 2 * REACH];
+    for (int i = threadIdx.x; i < rows * (PATCH_WIDTH / SEGMENT); i += blockDim.x) {
+        const int row = i % rows, first = i / rows * SEGMENT;
+        if (first >= columns) continue;
+        for (int k = 0; k < SEGMENT + 2 * REACH; ++k)
+            samples[k] = patch.bands[row * stride + first + k];
+        if (lift.width > 1) invert(samples);
+        for (int k = 0; k < SEGMENT; ++k)
+            patch.rows[row * PATCH_WIDTH + first + k] = samples[REACH + k];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < PATCH_WIDTH * (PATCH_HEIGHT / SEGMENT); i += blockDim.x) {
+        const int column = i % PATCH_WIDTH, first = i / PATCH_WIDTH * SEGMENT;
+        const int x = left + column - lift.left;
+        if (column >= columns || x < 0) continue;
+        for (int k = 0; k < SEGMENT + 2 * REACH; ++k) {
+            const T value = patch.rows[min(first + k, rows - 1) * PATCH_WIDTH + column];
+            samples[k] = lift.height > 1 ? weighted(value, k % 2 == 0) : only(value, k % 2 == 0);
+        }
+        if (lift.height > 1) invert(samples);
+        for (int k = 0; k < SEGMENT; ++k) {
+            const int y = upper + first + k - lift.upper;
+            if (y >= 0 && y < lift.height) out[(long long)y * out_pitch + x] = samples[REACH + k];
+        }
+    }
+    __syncthreads();
+}
+
+template <typename T>
+__device__ void invert_planes(const Lift &lift, const T *bands, T *lifted, T *halves, int tiles,
+                              long long tile_size, long long half_size, Patch<T> &patch) {
+    const int across = (lift.left + lift.width + PATCH_WIDTH - 1) / PATCH_WIDTH;
+    const int down = (lift.upper + lift.height + PATCH_HEIGHT - 1) / PATCH_HEIGHT;
+    for (int job = blockIdx.x; job < tiles * lift.planes * across * down; job += gridDim.x) {
+        const int number = job / (across * down), plane = number % lift.planes;
+        const int place = job % (across * down), tile = number / lift.planes;
+        const long long whole = tile * tile_size + lift.plane + plane * lift.plane_size;
+        const long long half = tile * half_size + lift.half + plane * lift.half_plane;
+        const bool to_half = lift.finer % 2;
+        const T *const lows = lift.coarsest ? bands + whole : to_half ? lifted + whole : halves + half;
+        invert_patch(lift, bands + whole, lows,
+                     lift.coarsest || to_half ? lift.pitch : lift.half_pitch,
+                     to_half ? halves + half : lifted + whole,
+                     to_half ? lift.half_pitch : lift.pitch, place % across * PATCH_WIDTH,
+                     place / across * PATCH_HEIGHT, patch);
     }
 }
 
-extern "C" __global__ void invert_wavelet(void *planes, int tiles, int planes_a_tile,
-                                          long long tile_size, long long plane_size, int pitch,
-                                          int lines, int length, int low, int first, int down,
-                                          int at_once, int reversible) {
-    __shared__ int samples[LINE_SAMPLES];
-    if (reversible)
-        invert_lines((int *)planes, tiles, planes_a_tile, tile_size, plane_size, pitch, lines,
-                     length, low, first, down, at_once, samples);
+// Transform one resolution of some planes of all tiles. bands: coefficients; lifted, halves: memory
+// for resolutions, in turn, so that no plane is read and written at once; the finest one is in
+// `lifted`, which is as large as `bands`. half_size: elements of a tile in `halves`.
+extern "C" __global__ void invert_wavelet(const Lift *lift, const void *bands, void *lifted,
+                                          void *halves, int tiles, long long tile_size,
+                                          long long half_size) {
+    __shared__ Patch<int> patch;
+    if (lift->reversible)
+        invert_planes(*lift, (const int *)bands, (int *)lifted, (int *)halves, tiles, tile_size,
+                      half_size, patch);
     else
-        invert_lines((float *)planes, tiles, planes_a_tile, tile_size, plane_size, pitch,
-                            lines, length, low, first, down, at_once, (float *)samples);
+        invert_planes(*lift, (const float *)bands, (float *)lifted, (float *)halves, tiles, tile_size,
+                      half_size, (Patch<float> &)patch);
 }
