@@ -15,17 +15,24 @@ struct Bits {
     int left;
     bool beyond;
 
+    __device__ void more() {
+        left = byte == 255 ? 7 : 8;
+        beyond |= at >= end;
+        byte = at < end ? *at++ : 0;
+    }
     __device__ unsigned next() {
-        if (!left) {
-            left = byte == 255 ? 7 : 8;
-            beyond |= at >= end;
-            byte = at < end ? *at++ : 0;
-        }
+        if (!left) more();
         return byte >> --left & 1;
     }
     __device__ unsigned number(int count) {
         unsigned value = 0;
-        while (count-- > 0) value = value << 1 | next();
+        while (count > 0) {
+            if (!left) more();
+            const int taken = min(count, left);
+            left -= taken;
+            count -= taken;
+            value = value << taken | byte >> left & ((1u << taken) - 1);
+        }
         return value;
     }
     // Go to the next byte boundary. If the last byte is 255, a stuffed byte follows.
@@ -44,27 +51,28 @@ __device__ unsigned big_endian(const unsigned char *at, int bytes) {
     return value;
 }
 
-// Decode a tag tree (B.10.2) as far as necessary to tell whether a leaf's value is below a
-// threshold. The lower half of a node is its value, UNKNOWN until it is reached, and the upper half
-// is the least value that is still possible. Levels are stored from the leaves to the root.
-__device__ bool below(unsigned *nodes, const Band &band, int leaf, int threshold, Bits &bits) {
-    const int x = leaf % band.wide, y = leaf / band.wide;
-    int depth = 0, level = band.nodes;
-    while ((band.wide - 1) >> depth || (band.high - 1) >> depth) ++depth;
+// Decode a tag tree (B.10.2) down to the leaf at (x, y); return its value, or at least `threshold` if
+// it is not below that. The lower half of a node is its value, UNKNOWN until it is reached, and the
+// upper half is the least value that is still possible. Levels are stored from the leaves to the
+// root, whose height is `depth`.
+__device__ unsigned descend(unsigned *nodes, const Band &band, int depth, int x, int y,
+                            unsigned threshold, Bits &bits) {
+    int level = band.nodes;
     unsigned least = 0, value = 0;
     for (; depth >= 0; --depth) {
         const int wide = ((band.wide - 1) >> depth) + 1, high = ((band.high - 1) >> depth) + 1;
         level -= wide * high;
         unsigned &node = nodes[level + (y >> depth) * wide + (x >> depth)];
-        value = node & 0xffff;
-        if (node >> 16 > least) least = node >> 16;
+        const unsigned old = node;
+        value = old & 0xffff;
+        least = max(least, old >> 16);
         while (least < threshold && least < value && !bits.beyond) {
             if (bits.next()) value = least;
             else ++least;
         }
-        node = least << 16 | value;
+        if (old != (least << 16 | value)) node = least << 16 | value;
     }
-    return value < threshold;
+    return value;
 }
 
 // Decode the number of coding passes (table B.4).
@@ -165,18 +173,32 @@ struct Headers {
     int tree, used, most;
     Bits bits;
 
-    // Read what a packet's header says about one code block (B.10.4 to B.10.7); return the status.
-    __device__ int read_block(const Band &band, int leaf, int layer) {
-        const Block &block = blocks[band.first + leaf];
-        BlockState &state = states[band.first + leaf];
+    // Read what a packet's header says about the code blocks of a subband (B.10.4 to B.10.7); return
+    // the status.
+    __device__ int read_band(const Band &band, unsigned layer) {
+        const int style = blocks[band.first].style, most_planes = blocks[band.first].planes;
+        int depth = 0;
+        while ((band.wide - 1) >> depth || (band.high - 1) >> depth) ++depth;
+        BlockState ahead = states[band.first];  // loaded early because loads take long
+        for (int leaf = 0, x = 0, y = 0; leaf < band.wide * band.high; ++leaf) {
+            BlockState state = ahead;
+            if (leaf + 1 < band.wide * band.high) ahead = states[band.first + leaf + 1];
+            const int wrong = read_block(state, band, depth, x, y, layer, style, most_planes);
+            if (wrong) return wrong;
+            states[band.first + leaf] = state;
+            if (++x == band.wide) x = 0, ++y;
+        }
+        return FINE;
+    }
+    __device__ int read_block(BlockState &state, const Band &band, int depth, int x, int y,
+                              unsigned layer, int style, int most_planes) {
         if (!state.length_bits) {
             // Not included before: the inclusion tree has the first layer that includes it.
-            if (!below(nodes + band.tree, band, leaf, layer + 1, bits)) return FINE;
-            int zero = 0;
-            while (!below(nodes + tree + band.tree, band, leaf, zero + 1, bits))
-                if (++zero > MOST_ZERO_PLANES || bits.beyond) return DAMAGED;
-            if (zero >= block.planes) return DAMAGED;
-            state.planes = block.planes - zero;
+            if (descend(nodes + band.tree, band, depth, x, y, layer + 1, bits) > layer) return FINE;
+            const int zero =
+                descend(nodes + tree + band.tree, band, depth, x, y, MOST_ZERO_PLANES, bits);
+            if (zero >= most_planes) return DAMAGED;
+            state.planes = most_planes - zero;
             state.length_bits = 3;
         } else if (!bits.next()) {
             return FINE;
@@ -186,27 +208,24 @@ struct Headers {
         while (bits.next())
             if (++state.length_bits > 32 || bits.beyond) return DAMAGED;
         const int limit = 3 * state.planes - 2;
-        if (state.passes + passes > (block.style & FAST ? min(limit, 3) : limit)) return DAMAGED;
+        if (state.passes + passes > (style & FAST ? min(limit, 3) : limit)) return DAMAGED;
         // One length for each codeword segment that the passes belong to (B.10.7.2).
         while (passes > 0) {
             if (used == most) return DAMAGED;
             const bool starts = !state.room;
-            if (starts) state.room = segment_passes(block.style, state.passes);
+            if (starts) state.room = segment_passes(style, state.passes);
             const int taken = passes < state.room ? passes : state.room;
             const int size = state.length_bits + 31 - __clz(taken);
             if (size > 32) return DAMAGED;
-            Record &record = records[used];
-            record.length = bits.number(size);
-            record.passes = taken;
-            record.starts = starts;
-            record.next = -1;
+            const unsigned length = bits.number(size);
+            records[used] = Record{0, length, -1, taken, starts};
             if (state.passes) records[state.last].next = used;
             else state.first = used;
             state.last = used++;
             state.passes += taken;
             state.room -= taken;
             passes -= taken;
-            state.bytes += record.length;
+            state.bytes += length;
         }
         return FINE;
     }
@@ -233,9 +252,8 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     // The first bit is 0 for an empty packet.
     if (bits.next())
         for (int i = 0; i < precinct.count; ++i) {
-            const Band &band = bands[precinct.first + i];
-            for (int leaf = 0; leaf < band.wide * band.high; ++leaf)
-                if (const int wrong = headers.read_block(band, leaf, packet.layer)) return wrong;
+            const Band band = bands[precinct.first + i];
+            if (const int wrong = headers.read_band(band, packet.layer)) return wrong;
         }
     bits.align();
     if (bits.beyond) return CUT;
