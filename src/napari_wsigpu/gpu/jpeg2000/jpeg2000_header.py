@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import BYPASS, CAUSAL, FAST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from napari_wsigpu.model.arrays import Integers
 
 # SOC, CAP, SIZ, COD, COC, QCD, QCC, RGN, SOT and SOD.
 START, EXTENSIONS, SIZE, CODING, CODING_OF_ONE = 0xFF4F, 0xFF50, 0xFF51, 0xFF52, 0xFF53
@@ -160,18 +167,38 @@ def in_brief(head: bytes) -> bytes:
     head : bytes
         Start of a code stream. Segments that it does not contain entirely are dropped.
     """
-    first = head.find(TILE_PART.to_bytes(2, "big") + b"\x00\x0a")
-    if first < 0:
-        return head
-    at, kept = first + TILE_PART_LENGTH, b""
+    kept = head[:2]
+    for marker, start, end in _spans(head):
+        if marker == TILE_PART:
+            kept += head[start : start + 4] + bytes(TILE_PART_LENGTH - 4)
+        elif marker not in SKIPPED:
+            kept += head[start:end]
+    return kept
+
+
+def decisive_bytes(head: bytes) -> Integers:
+    """Return positions of bytes such that code streams that are equal there are so `in_brief`."""
+    positions = [np.arange(2)]
+    for marker, start, end in _spans(head):
+        varies = marker == TILE_PART or marker in SKIPPED
+        positions.append(np.arange(start, start + 4 if varies else end))
+    return np.concatenate(positions)
+
+
+def _spans(head: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of each segment up to SOD that is entirely in `head`."""
+    at = 2
     while len(head) - at >= 4:
         marker, length = struct.unpack_from(">HH", head, at)
+        end = at + (
+            2 if marker == DATA else TILE_PART_LENGTH if marker == TILE_PART else 2 + length
+        )
+        if end > len(head):
+            return
+        yield marker, at, end
         if marker == DATA:
-            break
-        if marker not in SKIPPED:
-            kept += head[at : at + 2 + length]
-        at += 2 + length
-    return head[: first + 4] + bytes(TILE_PART_LENGTH - 4) + kept + DATA.to_bytes(2, "big")
+            return
+        at = end
 
 
 def _segments(stream: bytes | memoryview) -> list[tuple[int, bytes]] | str:

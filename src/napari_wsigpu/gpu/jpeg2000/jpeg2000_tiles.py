@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, PreparedBatch
-from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import EXACT, KERNELS, form_of_stream
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import (
+    EXACT,
+    KERNELS,
+    LONGEST_HEADER,
+    form_of_stream,
+)
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import decisive_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,9 +57,8 @@ class Jpeg2000Tiles:
         # Forms are cached and compared by identity: hashing a form would take longer than the rest.
         parts: dict[tuple[int, int], _Part] = {}
         own, rest = [], []
-        starts, lengths = batch.starts.T[:count].tolist(), batch.lengths.T[:count].tolist()
-        for index, planes in enumerate(map(zip, starts, lengths)):
-            forms = [self._form(batch.view[start : start + length]) for start, length in planes]
+        planes = [self._forms(batch, plane, count) for plane in range(len(batch.starts))]
+        for index, forms in enumerate(zip(*planes, strict=True)):
             if None in forms:
                 rest.append(index)
                 continue
@@ -70,6 +75,25 @@ class Jpeg2000Tiles:
         work.make_room(0, 0, len(own) * batch.starts.shape[0])
         convert = self._recipe.convert
         return _Tiles(batch, own, list(parts.values()), others, self._engine, convert)
+
+    def _forms(self, batch: EncodedBatch, plane: int, count: int) -> list[Form | None]:
+        """Return the forms of the code streams of a plane, which are mostly equal."""
+        starts, lengths = batch.starts[plane, :count], batch.lengths[plane, :count]
+        if not count:
+            return []
+        first = batch.view[int(starts[0]) :][: int(lengths[0])]
+        positions = decisive_bytes(bytes(first[:LONGEST_HEADER]))
+        encoded = np.frombuffer(batch.view, np.uint8)
+        alike = lengths > positions[-1]
+        alike &= alike[0]
+        if alike[0]:
+            places = starts[alike, None] + positions
+            alike[alike] = (encoded[places] == encoded[places[0]]).all(axis=1)
+        forms = [self._form(first)] * count
+        for index in np.flatnonzero(~alike).tolist():
+            start, length = int(starts[index]), int(lengths[index])
+            forms[index] = self._form(batch.view[start : start + length])
+        return forms
 
     def _form(self, stream: memoryview) -> Form | None:
         """Return the form of a code stream if it decodes to a whole tile of the level."""
