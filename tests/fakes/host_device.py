@@ -68,6 +68,10 @@ class HostEvent:
     def __init__(self, stream):
         self._stream = stream
 
+    @property
+    def done(self):
+        return self._stream is None
+
     def synchronize(self):
         stream, self._stream = self._stream, None
         if stream is not None:

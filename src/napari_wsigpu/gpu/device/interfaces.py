@@ -60,5 +60,9 @@ class Stream(Protocol):
 class Event(Protocol):
     """A point in a stream's work."""
 
+    @property
+    def done(self) -> bool:
+        """Whether the stream has reached this point."""
+
     def synchronize(self) -> None:
         """Block until the stream has reached this point."""

@@ -1,4 +1,4 @@
-"""`Scratch`: device memory for intermediate results, which batches use one after another."""
+"""`Scratch`: device memory for intermediate results, lent to batches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.cuda import CudaDevice
     from napari_wsigpu.gpu.device.interfaces import Event, Stream
 
-# Limits of the memory: bytes, and the divisor of device memory. Batches that need more are decoded
-# in parts, one after another.
-MOST_MEMORY, PART_OF_DEVICE = 2 << 30, 16
+# Limits of a batch's memory: bytes, and the divisor of device memory. Batches that need more are
+# decoded in parts, one after another.
+MOST_MEMORY, PART_OF_DEVICE = 2 << 30, 24
+# Batches that are decoded at the same time; more of them wait for their memory.
+ROOMS = 3
 
 
 class Room(NamedTuple):
@@ -39,9 +41,9 @@ class Room(NamedTuple):
 
 
 class Scratch:
-    """Lends one block of memory, which grows as needed.
+    """Lends up to `ROOMS` blocks of memory, which grow as needed.
 
-    Only one thread at a time may have borrowed it; `trim` may be called from any thread.
+    Only one thread at a time may have borrowed one; `trim` may be called from any thread.
 
     Parameters
     ----------
@@ -51,7 +53,8 @@ class Scratch:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._idle: Room | None = None
+        # Not borrowed, although earlier work may still use them; the last ones were used last.
+        self._idle: list[Room] = []
         # Protects `_idle`. The memory is taken out while work that uses it is submitted, so that
         # `trim` cannot free it.
         self._lock = threading.Lock()
@@ -70,7 +73,11 @@ class Scratch:
             If the device does not have enough memory.
         """
         with self._lock:
-            room, self._idle = self._idle, None
+            unused = [room for room in self._idle if room.stream is stream or room.done.done]
+            room = None
+            if unused or len(self._idle) == ROOMS:
+                room = max(unused, key=lambda each: each.size) if unused else self._idle[0]
+                self._idle.remove(room)
         if room is not None and room.size >= size:
             if room.stream is not stream:
                 stream.wait_event(room.done)
@@ -79,17 +86,21 @@ class Scratch:
             # Free it first: the device may not have enough for both.
             room.done.synchronize()
             del room
-        address, memory = self._device.allocate(size)
+        try:
+            address, memory = self._device.allocate(size)
+        except MemoryError:
+            self.trim()
+            address, memory = self._device.allocate(size)
         return Room(address, size, memory, stream, self._device.record(stream))
 
     def give_back(self, room: Room, stream: Stream) -> None:
         """Take back the memory, whose last use has been submitted to `stream`."""
         with self._lock:
-            self._idle = room._replace(stream=stream, done=self._device.record(stream))
+            self._idle.append(room._replace(stream=stream, done=self._device.record(stream)))
 
     def trim(self) -> None:
-        """Free the memory, after waiting for its last use."""
+        """Free the memory that is not borrowed, after waiting for its last use."""
         with self._lock:
-            room, self._idle = self._idle, None
-        if room is not None:
+            rooms, self._idle = self._idle, []
+        for room in rooms:
             room.done.synchronize()
