@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Codec: TypeAlias = Literal[
-    "jpeg", "jpeg2000", "none", "deflate", "lzw", "zstd", "packbits", "webp", "lerc", "jpegxl"
+    "jpeg",
+    "jpeg2000",
+    "htj2k",
+    "none",
+    "deflate",
+    "lzw",
+    "zstd",
+    "packbits",
+    "webp",
+    "lerc",
+    "jpegxl",
 ]
 Image: TypeAlias = NDArray[np.uint8]
 
@@ -39,6 +49,7 @@ JPEG2000_PSNR = 34
 TAGS: dict[Codec, dict[str, Any]] = {
     "jpeg": {"compression": "jpeg", "photometric": "ycbcr", "subsampling": (2, 2)},
     "jpeg2000": {"compression": "aperio_jp2000_rgb", "photometric": "rgb"},
+    "htj2k": {"compression": "jpeg2000", "photometric": "rgb"},
     "none": {"compression": "none", "photometric": "rgb"},
     **{
         codec: {"compression": codec, "photometric": "rgb"}
@@ -47,6 +58,7 @@ TAGS: dict[Codec, dict[str, Any]] = {
 }
 LOSSLESS: dict[Codec, Callable[[Image], bytes | bytearray]] = {
     "none": lambda pixels: pixels.tobytes(),
+    "htj2k": imagecodecs.htj2k_encode,
     "deflate": lambda pixels: imagecodecs.zlib_encode(pixels.tobytes()),
     "lzw": lambda pixels: imagecodecs.lzw_encode(pixels.tobytes()),
     "zstd": lambda pixels: imagecodecs.zstd_encode(pixels.tobytes()),
