@@ -3,8 +3,8 @@
 Usage: ``python -m benchmarks.jpeg2000 [SLIDE ...] [--tiles N ...] [--whole] [--json OUT]``.
 
 Needs a CUDA device. The encoded bytes of a batch are in page-locked memory. GPU decoders write
-pixels to the device, CPU decoders to the host. If a slide has too few tiles, they are repeated. Tiles
-may be high-throughput JPEG 2000.
+pixels to the device, CPU decoders to the host. If a slide has too few tiles, they are repeated.
+Tiles may be high-throughput JPEG 2000.
 ``--whole`` also reads each slide with a device (a view, the whole level, random patches) and
 compares it with the CPU. Without a slide, a synthetic one with tiles of 256 x 256 is made.
 """

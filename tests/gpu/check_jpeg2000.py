@@ -19,7 +19,6 @@ import struct
 import tempfile
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,12 +208,11 @@ class Apart(FormDecoder):
 
     def layout(self, tiles: int) -> dict[str, int]:
         """Return the addresses of the parts, relative to address 0."""
-        whole = super().layout(tiles)
-        if getattr(self, "_whole", None) != whole:
-            sizes = [after - begin for begin, after in pairwise(whole.values())]
-            self._parts = [self._device.allocate(size) for size in sizes]
-            self._whole = whole
-        return dict(zip(whole, [*(address for address, _ in self._parts), 1], strict=True))
+        sizes = {name: size for part in self.sizes(tiles) for name, size in part.items()}
+        if getattr(self, "_sizes", None) != sizes:
+            self._parts = [self._device.allocate(max(1, size)) for size in sizes.values()]
+            self._sizes = sizes
+        return dict(zip(sizes, (address for address, _ in self._parts), strict=True)) | {"size": 1}
 
     def decode(self, *given: Any) -> None:
         """Decode with the parts' own addresses instead of offsets from `memory`."""

@@ -175,31 +175,43 @@ class FormDecoder:
         """Return how many threads of a warp decode a code block each; a power of 2."""
         return MANY_LANES if tiles * len(self.form.geometry.blocks) > MANY_BLOCKS else 1
 
-    def layout(self, tiles: int) -> dict[str, int]:
-        """Lay out the device memory for decoding a batch of `tiles` tiles; see `offsets_of`."""
+    def sizes(self, tiles: int) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Return the sizes of all parts of the device memory for decoding a batch, in bytes.
+
+        The parts in the second dictionary are no longer used when those in the third are.
+        """
         geometry, step = self.form.geometry, self._step(tiles)
         blocks = tiles * len(geometry.blocks)
         work = -(-blocks // step) * step
+        whole = {
+            "states": blocks * BLOCK_STATE.itemsize,
+            "records": tiles * self._records * RECORD.itemsize,
+            "nodes": tiles * 2 * geometry.nodes * 4,
+            "buckets": BUCKETS * 4,
+            "work": work * 4,
+            "status": tiles * 4,
+            "coefficients": tiles * geometry.coefficients * 4,
+        }
+        groups = work * geometry.groups
         planes = {
-            "state": work * geometry.groups * 16,
-            "refining": work * geometry.groups * 16,
-            "planes": work * geometry.groups * 4 * geometry.planes,
+            "state": groups * 16,
+            "refining": groups * 16,
+            "planes": groups * 4 * geometry.planes,
         }
         quads = {"quads": blocks * self._quads * 4}
-        return offsets_of(
-            {
-                "states": blocks * BLOCK_STATE.itemsize,
-                "records": tiles * self._records * RECORD.itemsize,
-                "nodes": tiles * 2 * geometry.nodes * 4,
-                "buckets": BUCKETS * 4,
-                "work": work * 4,
-                **(quads if self.form.header.fast else planes),
-                "coefficients": tiles * geometry.coefficients * 4,
-                "lifted": tiles * geometry.coefficients * 4,
-                "halves": tiles * geometry.halves * 4,
-                "status": tiles * 4,
-            }
-        )
+        lifted = {
+            "lifted": tiles * geometry.coefficients * 4,
+            "halves": tiles * geometry.halves * 4,
+        }
+        return whole, quads if self.form.header.fast else planes, lifted
+
+    def layout(self, tiles: int) -> dict[str, int]:
+        """Lay out the device memory for decoding a batch of `tiles` tiles; see `offsets_of`."""
+        whole, *either = map(offsets_of, self.sizes(tiles))
+        size = whole["size"]
+        for part in either:
+            whole |= {name: size + offset for name, offset in part.items() if name != "size"}
+        return whole | {"size": size + max(part["size"] for part in either)}
 
     def decode(
         self,

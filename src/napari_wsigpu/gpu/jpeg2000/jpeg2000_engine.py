@@ -78,7 +78,8 @@ class Jpeg2000Engine(KernelEngine):
         # Memory grows nearly linearly with the number of tiles, so 64 of them predict it.
         some = min(len(starts), 64)
         most = self._scratch.budget * some // decoder.layout(some)["size"]
-        at_once = min(len(starts), max(1, most))
+        parts = -(-len(starts) // max(1, most))
+        at_once = -(-len(starts) // parts)
         streams = -(-(last - first) // 256) * 256
         room = self._scratch.borrow(streams + decoder.layout(at_once)["size"], stream)
         self._device.upload(room.address, encoded[first:last], stream)
