@@ -55,26 +55,23 @@ class Jpeg2000Tiles:
     def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> PreparedBatch:
         """Assign each of the first `count` tiles to the kernels, nvImageCodec or the CPU."""
         # Forms are cached and compared by identity: hashing a form would take longer than the rest.
-        parts: dict[tuple[int, int], _Part] = {}
-        own, rest = [], []
         planes = [self._forms(batch, plane, count) for plane in range(len(batch.starts))]
-        for index, forms in enumerate(zip(*planes, strict=True)):
-            if None in forms:
-                rest.append(index)
-                continue
-            own.append(index)
-            for plane, form in enumerate(forms):
-                assert form is not None
-                key = id(form), plane
-                if key not in parts:
-                    parts[key] = _Part(form, plane, [])
-                parts[key].tiles.append(index)
-        others = self._library.prepare_these(batch, rest if self._recipe.by_library else (), work)
+        refused = {index for forms in planes for index, form in enumerate(forms) if form is None}
+        own = [index for index in range(count) if index not in refused]
+        parts = []
+        for plane, forms in enumerate(planes):
+            for form in {id(form): form for form in forms}.values():
+                tiles = [index for index in own if forms[index] is form]
+                if form is not None and tiles:
+                    parts.append(_Part(form, plane, tiles))
+        others = self._library.prepare_these(
+            batch, sorted(refused) if self._recipe.by_library else (), work
+        )
         if not own:
             return others
         work.make_room(0, 0, len(own) * batch.starts.shape[0])
         convert = self._recipe.convert
-        return _Tiles(batch, own, list(parts.values()), others, self._engine, convert)
+        return _Tiles(batch, own, parts, others, self._engine, convert)
 
     def _forms(self, batch: EncodedBatch, plane: int, count: int) -> list[Form | None]:
         """Return the forms of the code streams of a plane, which are mostly equal."""
