@@ -38,7 +38,7 @@ def programs():
     code = declarations() + folder.joinpath("kernels.cu").read_text("utf-8")
     return {
         "kernels.cu": code,
-        "compressed.cu": compressed_engine.program(),
+        **dict(zip(("compressed.cu", "zstd.cu"), compressed_engine.programs(), strict=True)),
         "jpeg.cu": jpeg_kernels.program(),
         **dict(zip(form_decoder.PROGRAMS, form_decoder.programs(), strict=True)),
     }

@@ -1,4 +1,4 @@
-"""Deflate and LZW on a device, with kernels that are also compiled for the host."""
+"""Deflate, LZW and zstd on a device, with kernels that are also compiled for the host."""
 
 import shutil
 import zlib
@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.byte_codecs import unpack_lzw
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, LZW, WORD, CompressedEngine
+from napari_wsigpu.gpu.compressed.compressed_engine import (
+    DEFLATE,
+    LZW,
+    WORD,
+    ZSTD,
+    CompressedEngine,
+)
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
+from tests.fakes import host_cuda
 from tests.fakes.host_cuda import host_cuda_device
 from tests.fakes.host_device import level_of
 from tests.writers import slides
@@ -82,6 +89,9 @@ CONTENTS = {
     "a repeated word": b"mitosis " * 4000,
     "one byte": b"a",
 }
+
+
+DAMAGED = [CONTENTS["tissue"][:3000], CONTENTS["one value"][:3000], CONTENTS["differences"][:900]]
 
 
 class TestLzw:
@@ -201,6 +211,108 @@ class TestDeflate:
             assert found == by_zlib(bytes(stream), len(text))
 
 
+def by_libzstd(data, size):
+    try:
+        found = imagecodecs.zstd_decode(data, out=size)
+    except imagecodecs.ZstdError:
+        return None
+    return bytes(found) if len(found) == size else None
+
+
+def blocks_of(text, kinds):
+    """A frame without a content size, whose blocks are raw (0) or repeat a byte (1)."""
+    frame, each = b"\x28\xb5\x2f\xfd\x00\x58", len(text) // len(kinds)
+    for number, kind in enumerate(kinds):
+        part = text[number * each : (number + 1) * each]
+        header = each << 3 | kind << 1 | (number == len(kinds) - 1)
+        frame += header.to_bytes(3, "little") + part[: 1 if kind else None]
+    return frame
+
+
+class TestZstd:
+    @pytest.mark.parametrize("name", CONTENTS)
+    @pytest.mark.parametrize("level", [-50, -1, 1, 3, 9, 19, 22])
+    def test_contents(self, engine, name, level):
+        data = CONTENTS[name]
+        streams = [imagecodecs.zstd_encode(data, level=level)] * 3
+        flags, found = decoded(engine, ZSTD, streams, len(data))
+        assert flags == [0, 0, 0]
+        assert found == [data] * 3
+
+    @pytest.mark.parametrize("threads", [2, 5, 32])
+    def test_threads_of_a_block_wait_for_each_other(self, host, monkeypatch, threads):
+        monkeypatch.setattr(host_cuda, "TOGETHER", threads)
+        for name in ("tissue", "a repeated word", "one byte"):
+            data = CONTENTS[name]
+            flags, found = decoded(host, ZSTD, [imagecodecs.zstd_encode(data, level=9)], len(data))
+            assert (flags, found) == ([0], [data])
+
+    @pytest.mark.parametrize("level", [1, 5, 15])
+    def test_several_blocks(self, engine, level):
+        """Later blocks use tables, literals and offsets of those before them."""
+        rng = np.random.default_rng(level)
+        words = [rng.bytes(rng.integers(3, 40)) for _ in range(300)]
+        text = b"".join(words[number] for number in rng.zipf(1.3, 90_000) % 300)[:700_000]
+        text += bytes(200_000) + rng.bytes(140_000) + text[:100_000]
+        flags, found = decoded(
+            engine, ZSTD, [imagecodecs.zstd_encode(text, level=level)], len(text)
+        )
+        assert flags == [0]
+        assert found == [text]
+
+    def test_each_alignment(self, engine):
+        texts = [bytes([number]) * number + PICTURE.tobytes()[number:3000] for number in range(8)]
+        streams = [
+            imagecodecs.zstd_encode(text, level=3 + number) for number, text in enumerate(texts)
+        ]
+        flags, found = decoded(engine, ZSTD, streams, 3000)
+        assert flags == [0] * 8
+        assert found == texts
+
+    @pytest.mark.parametrize("kinds", [(0,), (1,), (0, 1, 0, 1)])
+    def test_blocks_that_are_not_compressed(self, engine, kinds):
+        part = bytes(range(200))
+        text = b"".join(part[:1] * 200 if kind else part for kind in kinds)
+        stream = blocks_of(text, kinds)
+        assert by_libzstd(stream, len(text)) == text
+        flags, found = decoded(engine, ZSTD, [stream], len(text))
+        assert (flags, found) == ([0], [text])
+
+    @given(text=st.binary(min_size=1, max_size=400), level=st.integers(-5, 19))
+    def test_any_content(self, host, text, level):
+        text *= 3
+        stream = imagecodecs.zstd_encode(text, level=level)
+        flags, found = decoded(host, ZSTD, [stream], len(text))
+        assert (flags, found) == ([0], [text])
+
+    @pytest.mark.parametrize("change", [-1, 1])
+    def test_another_size_is_flagged(self, engine, change):
+        text = PICTURE.tobytes()
+        flags, _ = decoded(engine, ZSTD, [imagecodecs.zstd_encode(text)], len(text) + change)
+        assert flags == [1]
+
+    def test_bytes_after_the_frame_are_flagged(self, engine):
+        stream = imagecodecs.zstd_encode(PICTURE.tobytes())
+        flags, _ = decoded(engine, ZSTD, [stream + b"more", stream + stream], PICTURE.nbytes)
+        assert flags == [1, 1]
+
+    @settings(max_examples=300)
+    @given(data=st.data())
+    def test_damage_is_found_as_by_libzstd(self, host, data):
+        text = data.draw(st.sampled_from(DAMAGED))
+        stream = bytearray(
+            imagecodecs.zstd_encode(text, level=data.draw(st.sampled_from([1, 9, 19])))
+        )
+        for _ in range(data.draw(st.integers(1, 4))):
+            place = data.draw(st.integers(4, len(stream) - 1))
+            stream[place] = data.draw(st.integers(0, 255))
+        del stream[data.draw(st.integers(5, 2 * len(stream))) :]
+        if not stream[4] & 0b1111:  # others never reach the kernel
+            [flag], [found] = decoded(host, ZSTD, [bytes(stream)], len(text))
+            if flag == 0:
+                assert found == by_libzstd(bytes(stream), len(text))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "float32", "float64"])
 @pytest.mark.parametrize(("swap", "sum_up"), [(True, False), (False, True), (True, True)])
 def test_samples_are_restored(engine, dtype, swap, sum_up):
@@ -228,6 +340,8 @@ WRITERS = {
     "deflate, differences": {"compression": "zlib", "predictor": True},
     "LZW": {"compression": "lzw"},
     "LZW, differences": {"compression": "lzw", "predictor": True},
+    "zstd": {"compression": "zstd"},
+    "zstd, differences": {"compression": "zstd", "predictor": True},
     "deflate, differences, big-endian": {
         "compression": "zlib",
         "predictor": True,

@@ -1,4 +1,4 @@
-"""`CompressedEngine`: decodes bytes that are compressed with deflate or LZW on one device."""
+"""`CompressedEngine`: decodes bytes compressed with deflate, LZW or zstd on one device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-LZW, DEFLATE = "LZW", "deflate"
-KERNELS = {LZW: "decode_lzw", DEFLATE: "decode_deflate"}
+LZW, DEFLATE, ZSTD = "LZW", "deflate", "zstd"
+# Kernel of each, and the threads that decode a tile.
+KERNELS = {LZW: ("decode_lzw", 1), DEFLATE: ("decode_deflate", 1), ZSTD: ("decode_zstd", 32)}
 ENGINE = "lossless kernels"  # key of `gpu.device.verify.TOLERANCES`
 # A stream. source: address of its first byte; target: address that it is decoded to.
 PART = row_type("u8 source, u8 target, i8 length")
@@ -39,25 +40,36 @@ CONSTANTS = {
     "SYMBOL_BITS": 9,
     "CHECKING": CHECKING,
 }
+# Numbers of zstd (RFC 8878): bytes of the largest block, and bits of the longest Huffman code.
+# Sequences that are decoded before they are executed.
+OF_ZSTD = {
+    "MOST_BLOCK": 1 << 17,
+    "LONGEST_CODE": 11,
+    "CHUNK": 32,
+    "THREADS_OF_FRAME": KERNELS[ZSTD][1],
+}
 WORD = 16  # bytes
 
 
 @cache
-def program() -> str:
-    """Return the source of the kernels."""
+def programs() -> tuple[str, ...]:
+    """Return the sources of the kernels, which are compiled in parallel."""
     folder = resources.files("napari_wsigpu.gpu.compressed")
-    text = folder.joinpath("compressed.cu").read_text("utf-8")
-    return preamble(CONSTANTS, {"Part": PART}) + text
+    sources = {"compressed.cu": CONSTANTS, "zstd.cu": OF_ZSTD}
+    return tuple(
+        preamble(numbers, {"Part": PART}) + folder.joinpath(name).read_text("utf-8")
+        for name, numbers in sources.items()
+    )
 
 
 class CompressedEngine(KernelEngine):
-    """Decodes tiles whose bytes are compressed with deflate or LZW; see `KernelEngine`."""
+    """Decodes tiles compressed with deflate, LZW or zstd; see `KernelEngine`."""
 
-    _otherwise = "Deflate and LZW are decoded by the CPU"
+    _otherwise = "Deflate, LZW and zstd are decoded by the CPU"
 
     @staticmethod
     def _programs() -> tuple[str, ...]:
-        return (program(),)
+        return programs()
 
     def decode(
         self,
@@ -77,13 +89,13 @@ class CompressedEngine(KernelEngine):
         Parameters
         ----------
         algorithm : str
-            `LZW`, or `DEFLATE` without zlib's header and checksum.
+            `LZW`, `ZSTD`, or `DEFLATE` without zlib's header and checksum.
         encoded : ndarray of uint8
             Host memory with the streams; the caller keeps it until the stream is synchronized.
         starts, lengths : ndarray of int64, shape (tiles,)
             Offset and length of each stream in `encoded`.
         sums : ndarray of uint64, shape (tiles,), optional
-            Adler-32 checksums of the decoded bytes. LZW has none.
+            Adler-32 checksums of the decoded bytes. LZW and zstd have none.
         targets : ndarray of int64, shape (tiles,)
             Device address of each tile.
         size : int
@@ -103,7 +115,8 @@ class CompressedEngine(KernelEngine):
         parts["length"] = lengths
         table, doubts = self._device.table(parts, stream), np.uint64(flags.ctypes.data)
         arguments = table, np.int32(size), doubts
-        self._launch(KERNELS[algorithm], len(parts), 1, arguments, stream)
+        kernel, threads = KERNELS[algorithm]
+        self._launch(kernel, len(parts), threads, arguments, stream)
         if sums is not None:
             rows = np.stack([targets.astype(np.uint64), sums])
             table = self._device.table(rows, stream)
@@ -143,4 +156,4 @@ class CompressedEngine(KernelEngine):
         arguments: tuple[object, ...],
         stream: Stream,
     ) -> None:
-        self._device.compile(program()).launch(name, blocks, threads, arguments, stream)
+        self._device.compile(*programs()).launch(name, blocks, threads, arguments, stream)

@@ -1,4 +1,4 @@
-"""`CompressedTiles`: the tiles of a batch whose bytes are compressed with deflate or LZW."""
+"""`CompressedTiles`: tiles of a batch that are compressed with deflate, LZW or zstd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, WORD
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, WORD, ZSTD
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.model.tags import PREDICTOR
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Integers, Mask
     from napari_wsigpu.model.layout import LevelLayout
 
+# First bytes of a frame (RFC 8878, 3.1.1), and bits of its descriptor for a checksum, a dictionary,
+# and extensions.
+FRAME, UNUSUAL = b"\x28\xb5\x2f\xfd", 0b1111
 # Bytes of zlib's header and checksum (RFC 1950).
 ZLIB_HEADER, ZLIB_CHECKSUM = 2, 4
 SHORTEST = 8
@@ -38,7 +41,7 @@ class CompressedTiles:
     level : LevelLayout
         Level of the tiles.
     algorithm : str
-        `LZW` or `DEFLATE`.
+        `LZW`, `DEFLATE` or `ZSTD`.
     engine : CompressedEngine
         Decoder of the device.
     """
@@ -130,6 +133,9 @@ def _is_known(algorithm: str, heads: NDArray[np.uint8]) -> Mask:
     first, second = heads[:, 0].astype(np.int64), heads[:, 1].astype(np.int64)
     if algorithm == LZW:  # a clear code of 9 bits; the CPU decodes the order of old writers
         known: Mask = (first == 0x80) & (second < 0x80)
+    elif algorithm == ZSTD:
+        framed = (heads[:, :4] == np.frombuffer(FRAME, np.uint8)).all(axis=1)
+        known = framed & (heads[:, 4] & UNUSUAL == 0)
     else:
         known = (first & 0x0F == 8) & ((256 * first + second) % 31 == 0) & (second & 0x20 == 0)
     return known

@@ -16,6 +16,7 @@ from napari_wsigpu.model.tags import (
     FILLORDER,
     PREDICTOR,
     WAVELET,
+    ZSTD,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Recipe(NamedTuple):
 
     Attributes
     ----------
-    kind : {"jpeg", "jpeg2000", "deflate", "LZW"}
+    kind : {"jpeg", "jpeg2000", "deflate", "LZW", "zstd"}
         Format of the tiles.
     sample_format, color_spec : str
         nvImageCodec's names for the output that leaves the stored samples unchanged; empty if only
@@ -70,6 +71,7 @@ class Recipe(NamedTuple):
 COMPRESSED: dict[int, str] = {
     COMPRESSION.LZW: "LZW",
     **dict.fromkeys(DEFLATE, "deflate"),
+    **dict.fromkeys(ZSTD, "zstd"),
 }
 PREDICTORS = {
     "u": (PREDICTOR.NONE, PREDICTOR.HORIZONTAL),
