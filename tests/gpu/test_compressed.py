@@ -14,12 +14,15 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.byte_codecs import unpack_lzw
 from napari_wsigpu.gpu.compressed.compressed_engine import (
     DEFLATE,
+    ENGINE,
+    KERNELS,
     LZW,
-    WORD,
     ZSTD,
     CompressedEngine,
+    room_for,
 )
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.reading.offload import ENGINES
 from napari_wsigpu.slide import runtime
 from tests.fakes import host_cuda
 from tests.fakes.host_cuda import host_cuda_device
@@ -66,7 +69,7 @@ def decoded(engine, algorithm, streams, size, sums=None):
         targets = device.address(pixels) + np.arange(len(streams)) * (size + GUARD)
         flags = device.pinned_array(len(streams), np.int32)
         flags[:] = 1
-        room, _memory = device.allocate(len(encoded) + WORD)
+        room, _memory = device.allocate(room_for(algorithm, len(encoded), len(streams)))
         engine.decode(algorithm, encoded, starts, lengths, sums, targets, size, flags, room, stream)
         found = device.download(pixels, stream)
         stream.synchronize()
@@ -227,6 +230,10 @@ def blocks_of(text, kinds):
         header = each << 3 | kind << 1 | (number == len(kinds) - 1)
         frame += header.to_bytes(3, "little") + part[: 1 if kind else None]
     return frame
+
+
+def test_all_kernels_have_a_name():
+    assert {(kind, ENGINE) for kind in KERNELS} <= {*ENGINES}
 
 
 class TestZstd:

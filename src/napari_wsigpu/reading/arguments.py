@@ -11,7 +11,7 @@ import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.model.tags import COMPRESSION, DEFLATE
+from napari_wsigpu.model.tags import COMPRESSION, DEFLATE, ZSTD
 from napari_wsigpu.reading.batches import AHEAD_BYTES
 from napari_wsigpu.reading.plan import Regions
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Number of batches or single regions that are read concurrently.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE = 2, 3
 # A device decodes each of these tiles with one thread, so it needs more of them at once.
-SLOW_ALONE, AHEAD_IF_SLOW = frozenset({COMPRESSION.LZW, *DEFLATE}), 6
+SLOW_ALONE, AHEAD_IF_SLOW = frozenset({COMPRESSION.LZW, *DEFLATE, *ZSTD}), 6
 MAX_AHEAD_AVERAGING = 8
 # This many tiles keep a GPU busy while the next ones are read.
 TILES_PER_READ = 1024

@@ -41,11 +41,13 @@ CONSTANTS = {
     "CHECKING": CHECKING,
 }
 # Numbers of zstd (RFC 8878): bytes of the largest block, and bits of the longest Huffman code.
-# Sequences that are decoded before they are executed.
+# Sequences that are decoded before they are executed, and bytes that a thread copies for one.
+MOST_BLOCK = 1 << 17
 OF_ZSTD = {
-    "MOST_BLOCK": 1 << 17,
+    "MOST_BLOCK": MOST_BLOCK,
     "LONGEST_CODE": 11,
     "CHUNK": 32,
+    "LONG": 64,
     "THREADS_OF_FRAME": KERNELS[ZSTD][1],
 }
 WORD = 16  # bytes
@@ -60,6 +62,16 @@ def programs() -> tuple[str, ...]:
         preamble(numbers, {"Part": PART}) + folder.joinpath(name).read_text("utf-8")
         for name, numbers in sources.items()
     )
+
+
+def room_for(algorithm: str, size: int, tiles: int) -> int:
+    """Return the bytes of device memory that decoding needs for streams of `size` bytes."""
+    return _for_streams(size) + (tiles * MOST_BLOCK if algorithm == ZSTD else 0)
+
+
+def _for_streams(size: int) -> int:
+    """Return the bytes for streams that are read as whole words; a multiple of `WORD`."""
+    return -(-size // WORD) * WORD + WORD
 
 
 class CompressedEngine(KernelEngine):
@@ -103,8 +115,8 @@ class CompressedEngine(KernelEngine):
         flags : ndarray of int32, shape (tiles,)
             Page-locked memory, in which a kernel sets 0 for each tile that was decoded.
         address : int
-            Device memory for the streams from the first to the last one, and `WORD` bytes more. It
-            is the batch's own, so that batches overlap.
+            Device memory of the size that `room_for` returns. It is the batch's own, so that
+            batches overlap.
         stream : Stream
             Stream to which the work is submitted.
         """
@@ -114,7 +126,9 @@ class CompressedEngine(KernelEngine):
         parts["source"], parts["target"] = address + starts - first, targets
         parts["length"] = lengths
         table, doubts = self._device.table(parts, stream), np.uint64(flags.ctypes.data)
-        arguments = table, np.int32(size), doubts
+        arguments: tuple[object, ...] = table, np.int32(size), doubts
+        if algorithm == ZSTD:
+            arguments += (np.uint64(address + _for_streams(last - first)),)
         kernel, threads = KERNELS[algorithm]
         self._launch(kernel, len(parts), threads, arguments, stream)
         if sums is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, WORD, ZSTD
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, ZSTD, room_for
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.model.tags import PREDICTOR
 
@@ -60,9 +60,9 @@ class CompressedTiles:
         if long.any():
             good &= _is_known(self._algorithm, encoded[np.minimum(places, len(encoded) - 1)])
         chosen = np.flatnonzero(good)
-        # The batch's buffer may be larger than its tiles. Kernels read whole words.
+        # The batch's buffer may be larger than its tiles.
         last = int((starts + lengths).max(initial=0))
-        work.make_room(0, last + WORD, count)
+        work.make_room(0, room_for(self._algorithm, last, len(chosen)), count)
         return _Tiles(batch, chosen, encoded, self._algorithm, self._engine, work)
 
 

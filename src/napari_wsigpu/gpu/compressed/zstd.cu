@@ -1,5 +1,6 @@
 // A kernel for Zstandard frames (RFC 8878), a block of threads per tile: the first thread reads
-// headers, tables and sequences, four threads read the streams of Huffman codes, and all of them copy.
+// headers, tables and sequences, four threads read the streams of Huffman codes, and all of them
+// execute sequences: as many at once as do not depend on each other.
 // `compressed_engine.py` puts the definition of Part and the constants before this text.
 
 typedef unsigned long long Word;
@@ -160,8 +161,12 @@ static __device__ const short MATCH_NORM[53] = {
 
 enum { RAW, SAME, COMPRESSED, REPEATED };  // kinds of blocks, literals and tables
 
+// literals, match: bytes to copy from the literals and from what was decoded; from, to: where they
+// are among the literals and in the tile; offset: distance to the match.
 struct Sequence {
-    unsigned int literals, match, offset;
+    int literals, match, from, to;
+    unsigned int offset;
+    bool done;
 };
 
 // A frame that a block of threads decodes. The first thread changes it, while the others wait.
@@ -170,11 +175,12 @@ struct Frame {
     const unsigned char *stop;      // end of a compressed block
     unsigned char *out;
     int size, done, most;  // bytes of the tile, of those decoded so far, and of a block
-    bool wrong, last;
-    int kind, length;  // of a block
-    // The literals of a block, which are decoded to the end of the tile: what is decoded later never
-    // reaches those that are not yet used.
+    unsigned int wrong;
+    bool last;
+    int kind, length, limit;  // of a block; `limit` is where it ends in the tile at the latest
+    // The literals of a block, and memory for those that are coded.
     const unsigned char *literals, *streams[4];
+    unsigned char *room;
     int literal_kind, literal_count, used, stream_count, stream_lengths[4];
     unsigned short codes[1 << LONGEST_CODE];  // symbol, and above it the length of its code
     int code_length;                          // of the longest one; 0 without a table
@@ -182,7 +188,10 @@ struct Frame {
     Backward in;
     State literal_state, offset_state, match_state;
     unsigned int offsets[3];
-    int sequences, ready;  // left in the block, and of these in `chunk`
+    // Sequences left in the block; number of those in `chunk`, of which the first ones are executed.
+    // If the last one is long, all threads execute it together.
+    int sequences, ready, executed;
+    bool long_one;
     Sequence chunk[CHUNK];
 
     __device__ int left() const { return end - at; }
@@ -327,7 +336,7 @@ struct Frame {
     // Decode one stream of Huffman codes to its part of the literals; return whether it is sound.
     __device__ bool read_stream(int number) const {
         const int each = stream_count == 4 ? (literal_count + 3) / 4 : literal_count;
-        unsigned char *to = out + size - literal_count + number * each;
+        unsigned char *const to = room + number * each;
         const int count = number == stream_count - 1 ? literal_count - number * each : each;
         Backward bits;
         if (count < 0 || !bits.start(streams[number], stream_lengths[number])) return false;
@@ -389,8 +398,10 @@ struct Frame {
         Backward bits = in;
         State literal = literal_state, offset = offset_state, match = match_state;
         unsigned int recent = offsets[0], second = offsets[1], third = offsets[2];
-        for (ready = 0; ready < CHUNK && sequences; ++ready, --sequences) {
-            Sequence &found = chunk[ready];
+        int place = done, from = used;
+        long_one = false;
+        for (ready = executed = 0; ready < CHUNK && sequences && !long_one; ++ready, --sequences) {
+            Sequence found;
             const int code = offset.symbol(), lengths = match.symbol(), run = literal.symbol();
             unsigned int value = (1u << code) + bits.take(code);
             found.match = MATCH_BASES[lengths] + bits.take(MATCH_BITS[lengths]);
@@ -416,8 +427,20 @@ struct Frame {
                 match.advance(bits);
                 offset.advance(bits);
             }
-            if (bits.left < 0 || !value) return false;
+            found.from = from;
+            found.to = place;
+            found.done = false;
+            if (bits.left < 0 || !value || found.literals > literal_count - from ||
+                found.match > limit - place - found.literals ||
+                value > (unsigned int)(place + found.literals))
+                return false;
+            from += found.literals;
+            place += found.literals + found.match;
+            long_one = max(found.literals, found.match) > LONG;
+            chunk[ready] = found;
         }
+        done = place;
+        used = from;
         in = bits;
         literal_state = literal, offset_state = offset, match_state = match;
         offsets[0] = recent, offsets[1] = second, offsets[2] = third;
@@ -425,96 +448,101 @@ struct Frame {
     }
 };
 
-// Copy bytes to a lower or unrelated address; all threads take part.
-static __device__ void copy(unsigned char *to, const unsigned char *from, int count) {
-    for (int first = 0; first < count; first += blockDim.x) {
-        const int i = first + threadIdx.x;
-        const unsigned char value = i < count ? from[i] : 0;
+// Copy bytes; `threads` threads, of which this is number `me`, share the work. Every `period` bytes,
+// the source starts again.
+static __device__ void copy(unsigned char *to, const unsigned char *from, unsigned int count,
+                            unsigned int period, int me, int threads) {
+    for (unsigned int i = me; i < count; i += threads) to[i] = from[i < period ? i : i % period];
+}
+
+static __device__ void copy_literals(const Frame &frame, unsigned char *to, int from, int count,
+                                     int me, int threads) {
+    const bool same = frame.literal_kind == SAME;
+    copy(to, frame.literals + (same ? 0 : from), count, same ? 1 : count, me, threads);
+}
+
+static __device__ void copy_match(const Frame &frame, const Sequence &found, int me, int threads) {
+    unsigned char *const to = frame.out + found.to + found.literals;
+    copy(to, to - found.offset, found.match, found.offset, me, threads);
+}
+
+// Execute the sequences in `chunk` (3.1.1.4); all threads take part.
+static __device__ void execute(Frame &frame) {
+    const int me = threadIdx.x, threads = blockDim.x, count = frame.ready - frame.long_one;
+    for (int i = me; i < count; i += threads) {
+        const Sequence &found = frame.chunk[i];
+        copy_literals(frame, frame.out + found.to, found.from, found.literals, 0, 1);
+    }
+    __syncthreads();
+    while (frame.executed < count) {
+        // All bytes before this one are decoded.
+        const Sequence &next = frame.chunk[frame.executed];
+        const int frontier = next.to + next.literals;
+        for (int i = me; i < count; i += threads) {
+            Sequence &found = frame.chunk[i];
+            const int to = found.to + found.literals;
+            if (!found.done && min(to, to - (int)found.offset + found.match) <= frontier) {
+                copy_match(frame, found, 0, 1);
+                found.done = true;
+            }
+        }
         __syncthreads();
-        if (i < count) to[i] = value;
+        if (!me)
+            while (frame.executed < count && frame.chunk[frame.executed].done) ++frame.executed;
+        __syncthreads();
     }
-    __syncthreads();
-}
-
-// Append literals to the tile; all threads take part.
-static __device__ void append_literals(Frame &frame, int count) {
-    unsigned char *const to = frame.out + frame.done;
-    if (frame.literal_kind == SAME)
-        for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = *frame.literals;
-    else copy(to, frame.literals + frame.used, count);
-    __syncthreads();
-    if (!threadIdx.x) {
-        frame.done += count;
-        frame.used += count;
+    if (frame.long_one) {
+        const Sequence &found = frame.chunk[count];
+        copy_literals(frame, frame.out + found.to, found.from, found.literals, me, threads);
+        __syncthreads();
+        copy_match(frame, found, me, threads);
     }
-    __syncthreads();
-}
-
-// Append the match of a sequence, which may overlap what it appends.
-static __device__ void append_match(Frame &frame, unsigned int offset, int count) {
-    unsigned char *const to = frame.out + frame.done;
-    const unsigned char *const from = to - offset;
-    for (unsigned int i = threadIdx.x; i < (unsigned int)count; i += blockDim.x)
-        to[i] = from[i < offset ? i : i % offset];
-    __syncthreads();
-    if (!threadIdx.x) frame.done += count;
     __syncthreads();
 }
 
 // Decode what follows the header of a block's literals.
 static __device__ void decode_compressed(Frame &frame) {
-    const bool leads = !threadIdx.x;
-    const int limit = min(frame.size, frame.done + frame.most);
-    if (frame.literal_kind >= COMPRESSED) {
-        for (int i = threadIdx.x; i < frame.stream_count; i += blockDim.x)
-            if (!frame.read_stream(i)) frame.wrong = true;
-        __syncthreads();
-    }
-    if (leads) {
-        if (frame.literal_kind >= COMPRESSED)
-            frame.literals = frame.out + frame.size - frame.literal_count;
+    const int me = threadIdx.x, threads = blockDim.x;
+    if (frame.literal_kind >= COMPRESSED)
+        for (int i = me; i < frame.stream_count; i += threads)
+            if (!frame.read_stream(i)) atomicOr(&frame.wrong, 1u);
+    __syncthreads();
+    if (!me) {
+        if (frame.literal_kind >= COMPRESSED) frame.literals = frame.room;
+        frame.limit = min(frame.size, frame.done + frame.most);
         frame.wrong |= !frame.read_sequences();
     }
     __syncthreads();
     while (!frame.wrong && frame.sequences) {
         __syncthreads();
-        if (leads && !frame.read_chunk()) frame.wrong = true;
+        if (!me) frame.wrong = !frame.read_chunk();
         __syncthreads();
-        for (int i = 0; !frame.wrong && i < frame.ready; ++i) {
-            const Sequence found = frame.chunk[i];
-            const int left = limit - frame.done;
-            const bool fits = found.literals <= (unsigned int)(frame.literal_count - frame.used) &&
-                              found.literals <= (unsigned int)left &&
-                              found.match <= left - found.literals &&
-                              found.offset <= frame.done + found.literals;
-            __syncthreads();
-            if (!fits) {
-                if (leads) frame.wrong = true;
-                __syncthreads();
-                break;
-            }
-            append_literals(frame, found.literals);
-            append_match(frame, found.offset, found.match);
-        }
+        if (!frame.wrong) execute(frame);
     }
-    if (frame.wrong) return;
-    const int rest = frame.literal_count - frame.used;
+    // The rest of the literals.
+    const int rest = frame.literal_count - frame.used, wrong = frame.wrong;
+    const bool fits = !wrong && rest <= frame.limit - frame.done;
+    if (fits) copy_literals(frame, frame.out + frame.done, frame.used, rest, me, threads);
     __syncthreads();
-    if (rest <= limit - frame.done) append_literals(frame, rest);
-    else if (leads) frame.wrong = true;
+    if (!me) {
+        frame.wrong = !fits;
+        frame.done += fits ? rest : 0;
+    }
     __syncthreads();
 }
 
-// Decode Zstandard, one frame per block of threads. size, flags: as for LZW.
+// Decode Zstandard, one frame per block of threads. room: MOST_BLOCK bytes for each; size, flags: as
+// for LZW.
 extern "C" __global__ void __launch_bounds__(THREADS_OF_FRAME)
-    decode_zstd(const Part *parts, int size, int *flags) {
+    decode_zstd(const Part *parts, int size, int *flags, unsigned char *room) {
     __shared__ Frame frame;
     const Part part = parts[blockIdx.x];
-    const bool leads = !threadIdx.x;
-    if (leads) {
+    const int me = threadIdx.x, threads = blockDim.x;
+    if (!me) {
         frame.at = (const unsigned char *)part.source;
         frame.end = frame.at + part.length;
         frame.out = (unsigned char *)part.target;
+        frame.room = room + (size_t)blockIdx.x * MOST_BLOCK;
         frame.size = size;
         frame.done = frame.code_length = 0;
         frame.literal_table.known = frame.offset_table.known = frame.match_table.known = false;
@@ -525,25 +553,21 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_FRAME)
     __syncthreads();
     while (!frame.wrong && !frame.last) {
         __syncthreads();
-        if (leads) frame.wrong = !frame.read_block();
+        if (!me) frame.wrong = !frame.read_block();
         __syncthreads();
         if (frame.wrong) break;
-        const int kind = frame.kind, length = frame.length;
-        const unsigned char *const at = frame.at;
-        unsigned char *const to = frame.out + frame.done;
-        if (kind == COMPRESSED) {
+        if (frame.kind == COMPRESSED) {
             decode_compressed(frame);
             continue;
         }
-        if (kind == RAW) copy(to, at, length);
-        else
-            for (int i = threadIdx.x; i < length; i += blockDim.x) to[i] = *at;
+        const int length = frame.length, period = frame.kind == RAW ? length : 1;
+        copy(frame.out + frame.done, frame.at, length, period, me, threads);
         __syncthreads();
-        if (leads) {
-            frame.at += kind == RAW ? length : 1;
+        if (!me) {
+            frame.at += period;
             frame.done += length;
         }
         __syncthreads();
     }
-    if (leads) flags[blockIdx.x] = frame.wrong || frame.done != size || frame.at != frame.end;
+    if (!me) flags[blockIdx.x] = frame.wrong || frame.done != size || frame.at != frame.end;
 }
