@@ -668,7 +668,7 @@ def test_hints_and_problems_go_when_they_no_longer_apply(viewer, dock, slides):
     assert not dock.status.native.isVisible()
 
 
-def test_rows_select_objects_of_one_layer_with_its_own_tool(viewer, dock, slides):
+def test_rows_select_objects_in_their_layers(viewer, dock, slides):
     shapes = draw(viewer, dock)
     draw(viewer, dock, (0.2, 0.3), (0.3, 0.4))
     points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
@@ -678,8 +678,83 @@ def test_rows_select_objects_of_one_layer_with_its_own_tool(viewer, dock, slides
     assert viewer.layers.selection.active is shapes
     assert str(shapes.mode) == "select"  # a drag does not draw with a tool that is not marked
     dock.table.native.selectAll()
+    assert dock.table.selection == [0, 1, 2]
+    assert dock.summary.value.startswith("3 objects selected")
+    assert (set(shapes.selected_data), set(points.selected_data)) == ({0, 1}, {0})
+    points.selected_data = set()  # as by a click on the canvas
     assert dock.table.selection == [0, 1]
-    assert dock.status.value == f"Only objects in '{shapes.name}' are selected."
+
+
+def test_rows_of_several_layers_are_classified_and_deleted_together(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    draw(viewer, dock, (0.7, 0.7), (0.7, 0.7), "Point")
+    QTest.qWait(SETTLED_MS)
+    table = dock.table.native
+    click_row(dock, 0)
+    place = table.visualRect(dock.table.model.index(1, 0)).center()
+    QTest.mouseClick(table.viewport(), Qt.LeftButton, Qt.ControlModifier, place)
+    press(dock.chips["Tumor"])
+    QTest.qWait(SETTLED_MS)
+    assert list(shapes.features["class"]) == ["Tumor"]
+    assert list(points.features["class"]) == ["Tumor", ""]
+    press(dock.undo)
+    assert [*shapes.features["class"], *points.features["class"]] == ["", "", ""]
+    click_row(dock, 0)
+    QTest.mouseClick(table.viewport(), Qt.LeftButton, Qt.ControlModifier, place)
+    QTest.keyClick(table, Qt.Key_Delete)
+    QTest.qWait(SETTLED_MS)
+    assert (len(shapes.data), len(points.data)) == (0, 1)
+    press(dock.undo)
+    assert (len(shapes.data), len(points.data)) == (1, 2)
+
+
+def test_the_active_layer_alone_counts_after_a_click_on_the_canvas(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    points = draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    QTest.qWait(SETTLED_MS)
+    dock.table.native.selectAll()
+    shapes.selected_data = set()
+    shapes.selected_data = {0}
+    press(dock.chips["Stroma"])
+    assert list(shapes.features["class"]) == ["Stroma"]
+    assert list(points.features["class"]) == [""]
+    assert set(points.selected_data) == set()
+
+
+def click_title(dock, column):
+    header = dock.table.native.horizontalHeader()
+    place = QPoint(header.sectionViewportPosition(column) + 8, header.height() // 2)
+    QTest.mouseClick(header.viewport(), Qt.LeftButton, Qt.NoModifier, place)
+
+
+def test_a_click_on_a_title_sorts_the_rows(viewer, dock, slides):
+    for size in (0.2, 0.1, 0.3):
+        draw(viewer, dock, (0.1, 0.1), (0.1 + size, 0.1 + size))
+    draw(viewer, dock, (0.8, 0.8), (0.8, 0.8), "Point")
+    QTest.qWait(SETTLED_MS)
+    press(dock.chips["Tumor"])  # for new objects
+    orders = {}
+    for turn in ("ascending", "descending", "as drawn"):
+        click_title(dock, 2)
+        orders[turn] = list(dock.table.order)
+    assert orders == {
+        "ascending": [1, 0, 2, 3],
+        "descending": [2, 0, 1, 3],
+        "as drawn": [0, 1, 2, 3],
+    }
+    click_title(dock, 2)
+    click_row(dock, 0)
+    [shapes] = [layer for layer in viewer.layers if isinstance(layer, Shapes)]
+    assert set(shapes.selected_data) == {1}
+    dock.table.model.setData(dock.table.model.index(0, 1), "smallest")
+    QTest.qWait(SETTLED_MS)
+    assert list(shapes.features["name"]) == ["", "smallest", ""]
+    assert dock.table.selection == [1]  # still sorted, and the same object
+    dock.table.native.clearSelection()
+    press(dock.copy)
+    lines = QApplication.clipboard().text().splitlines()
+    assert lines[1].startswith("smallest")
 
 
 def test_opened_again_objects_are_not_doubled(viewer, dock, slides, tmp_path):
@@ -1246,8 +1321,6 @@ def test_only_objects_of_the_active_layer_are_selected(viewer, dock, slides):
     assert dock.rows.text(row, 4) == "point"
     press(dock.chips["Tumor"])
     QTest.qWait(200)
-    dock.table.native.selectAll()
-    [row] = dock.table.selection  # of one layer
     viewer.layers.selection.active = slides[1]
     assert dock.table.selection == []
 

@@ -131,6 +131,9 @@ class Annotations(SlideDock):
         self._added = own_classes()  # classes that the user chose, with their colors
         self._syncing = False
         self._has_drawn = False  # since the user last chose rows
+        # Layers with objects that the user selected together in the table; only the active layer's
+        # selection counts otherwise.
+        self._together: list[Shapes | Points] = []
         self._problem = ""
         self._is_unmeasured = False  # whether the size of a drawn object has to be shown
         self._size = ""
@@ -167,7 +170,8 @@ class Annotations(SlideDock):
             partial(self.set_class, ""),
         )
         self.rows = AnnotationTable()
-        self.table = Table("Annotations", self.rows, self._on_rows, self._jump, self._edit)
+        reactions = self._on_rows, self._jump, self._edit, self._delete
+        self.table = Table("Annotations", self.rows, *reactions)
         self.nothing = Text("Nothing", NO_SHAPES)
         self.summary = Text("Sum")
         self.copy = button("Copy", "Copy the selected rows, or all rows, as a table", self._copy)
@@ -288,6 +292,11 @@ class Annotations(SlideDock):
         # napari wraps layers in proxies for docks, so compare by equality, not identity.
         return next((layer for layer in self.layers() if layer == active), None)
 
+    def _selected_in(self) -> list[Shapes | Points]:
+        """Return the layers whose selected objects get a class, or are deleted."""
+        active = self.active_layer()
+        return self._together or ([] if active is None else [active])
+
     def _reconnect(self, event: Event | None = None) -> None:
         """Reconnect to the events of the slide's layers."""
         _call_all(self._disconnects)
@@ -405,14 +414,18 @@ class Annotations(SlideDock):
     def _on_objects(self, *_: object) -> None:
         if not self._syncing:
             self._forget_problem()
+            others, self._together = self._together, []
+            for layer in others:
+                if layer != self.active_layer():
+                    layer.selected_data = set()
             self._select_rows()
 
     def _select_rows(self) -> None:
         """Select the rows of the selected objects."""
         if self._syncing:
             return
-        active = self.active_layer()  # class changes and deletions apply to it only
-        self.table.select([] if active is None else self.rows.rows_of(active, active.selected_data))
+        chosen = [self.rows.rows_of(each, each.selected_data) for each in self._selected_in()]
+        self.table.select(row for rows in chosen for row in rows)
         self.summary.value = self.rows.summary(self.table.selection)
         self._mark_tool()
 
@@ -442,22 +455,21 @@ class Annotations(SlideDock):
         self._has_drawn = False
         places = [self.rows.position(row) for row in self.table.selection]
         current = self.table.current
-        number = self.rows.position(current)[0] if current in self.table.selection else -1
-        if places and number < 0:
-            number = places[0][0]
         before = self.active_layer()
         self._syncing = True
         for each, layer in enumerate(self.rows.layers):
-            layer.selected_data = {index for at, index in places if at == each == number}
+            layer.selected_data = {index for at, index in places if at == each}
+        layers = [self.rows.layers[each] for each in sorted({at for at, _ in places})]
+        self._together = layers if len(layers) > 1 else []
         if places:
-            layer = self.rows.layers[number]
+            chosen = current in self.table.selection
+            layer = self.rows.layers[self.rows.position(current)[0] if chosen else places[0][0]]
             if layer is not before:  # else the tool that was last used in this layer comes back
                 layer.mode = before.mode if isinstance(before, type(layer)) else TOOLS[SELECT][0]
             self.viewer.layers.selection.active = layer
         self._syncing = False
-        self._on_objects()
-        if any(each != number for each, _ in places):
-            self._refuse(f"Only objects in '{self.rows.layers[number].name}' are selected.")
+        self._forget_problem()
+        self._select_rows()
 
     def _jump(self, number: int) -> None:
         """Center the view on an object."""
@@ -498,10 +510,9 @@ class Annotations(SlideDock):
                 self._added[name] = color
                 keep_own_classes(self._added)
         self._offer_classes()
-        active = self.active_layer()
-        if active is not None:
-            self._classify(active, () if self._is_drawn(active) else active.selected_data)
-            self._refresh()
+        for layer in self._selected_in():
+            self._classify(layer, () if self._is_drawn(layer) else layer.selected_data)
+        self._refresh()
         self._mark_class()
         if isinstance(self.viewer.layers.selection.active, Labels):
             self._refuse(NO_CLASSES)
@@ -529,6 +540,12 @@ class Annotations(SlideDock):
         if active is not None and draws(active):
             self._classify(active)
             self._has_drawn = self._is_unmeasured = True
+
+    def _delete(self) -> None:
+        """Delete the selected objects."""
+        layers, self._together = self._selected_in(), []
+        for layer in layers:
+            layer.remove_selected()
 
     def _enable_set(self, name: str) -> None:
         self.classify.enabled = bool(name.strip())
@@ -570,7 +587,7 @@ class Annotations(SlideDock):
     # Import and export
 
     def _copy(self) -> None:
-        text = self.rows.table(self.table.selection, "\t")
+        text = self.rows.table(self.table.selection or self.table.order, "\t")
         QApplication.clipboard().setText(text)
         rows = text.count("\n") - 1
         self.status.say(f"Copied {rows:,} row{'' if rows == 1 else 's'}.")
@@ -578,7 +595,7 @@ class Annotations(SlideDock):
     def _save(self) -> None:
         path = self._ask_where("Save table", ".csv", CSV)
         if path:
-            self._write(path, partial(save_text, self.rows.table(), path))
+            self._write(path, partial(save_text, self.rows.table(self.table.order), path))
 
     def _import(self) -> None:
         slide = self.slide

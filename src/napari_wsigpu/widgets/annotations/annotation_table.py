@@ -133,8 +133,8 @@ class AnnotationTable:
         """Return the text of a cell."""
         number, index = self.position(row)
         if column in (AREA, LENGTH):
-            found = self.measurement(row)
-            value = found.area if column == AREA else found.length or found.perimeter
+            value = self.key(row, column)
+            assert not isinstance(value, str)
             scale = SQUARE_MM if column == AREA and self._has_large_areas else 1
             return "" if value is None else _readable(value * scale)
         if column == SHAPE:
@@ -142,6 +142,13 @@ class AnnotationTable:
         texts = self._texts[number].get(EDITABLE[column], [])
         text = texts[index] if index < len(texts) else ""
         return text if isinstance(text, str) else ""
+
+    def key(self, row: int, column: int) -> float | str | None:
+        """Return what a cell is sorted by; None if it is empty."""
+        if column not in (AREA, LENGTH):
+            return self.text(row, column).casefold() or None
+        found = self.measurement(row)
+        return found.area if column == AREA else found.length or found.perimeter
 
     def sizes(self, row: int) -> str:
         """Return an object's sizes on one line; empty for a point."""
