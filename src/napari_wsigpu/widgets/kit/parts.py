@@ -283,10 +283,15 @@ def row(*widgets: Widget, narrow: bool = False, spacing: int = SPACING) -> Conta
     return widget
 
 
+# Many buttons leave little room for what is below them.
+SLIM = "QPushButton { padding: 1px 4px; }"
+
+
 def flow(*widgets: Widget) -> Hosted[QWidget]:
     """Return a container that lays out widgets side by side, in as many rows as they need."""
     widget = Hosted(QWidget())
     widget.native.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Maximum)
+    widget.native.setStyleSheet(SLIM)
     layout = QFlowLayout(widget.native)
     layout.setContentsMargins(0, 0, 0, 0)
     layout.setHorizontalSpacing(SPACING)
