@@ -32,6 +32,7 @@ from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe_for
 from napari_wsigpu.gpu.jpeg2000.form_decoder import programs
+from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import form_of_stream
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_tiles import Jpeg2000Tiles
 from napari_wsigpu.slide import runtime
 
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"The kernels were compiled, or loaded, in {figures['compile_s']} s.")
     rows = [row for path in paths for count in args.tiles for row in batches(path, count)]
     figures["batches"] = rows
-    heads = ("tile", "KB", "tiles", "decoder", "median ms", "GP/s", "cores busy")
+    heads = ("codec", "tile", "KB", "tiles", "decoder", "median ms", "GP/s", "cores busy")
     print_table("JPEG 2000", heads, [tuple(map(str, row.values())) for row in rows])
     if args.whole:
         figures["slides"] = [whole(path) for path in paths]
@@ -93,9 +94,11 @@ def batches(path: Path, count: int) -> list[dict[str, Any]]:
         }
         pixels = count * image.grid.tile_width * image.grid.tile_height
         size = round(float(batch.lengths.mean()) / 1e3, 1)
-        side = image.grid.tile_width
+        form = form_of_stream(memoryview(batch[0].segments[0] or b""))
+        fast = not isinstance(form, str) and form.header.fast
+        kind = {"codec": "HTJ2K" if fast else "JPEG 2000", "tile": image.grid.tile_width}
         return [
-            {"tile": side, "kilobytes": size, "tiles": count, "decoder": name, **timed(way, pixels)}
+            {**kind, "kilobytes": size, "tiles": count, "decoder": name, **timed(way, pixels)}
             for name, way in ways.items()
         ]
 

@@ -42,7 +42,7 @@ MS, COUNT = "{:,.1f} ms", "{:,.0f}"
 _SINGLE = "single-h100-16-cores: regions/reader={}&side=256&way=random/"
 _REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
 _WALK = "walk: costs_ms/20/modes/{}/"
-_JPEG2000 = "jpeg2000-h200: batches/tile=256&tiles={}&decoder=%s/gigapixels_a_second"
+_JPEG2000 = "jpeg2000-h100: batches/codec={}&decoder=%s/gigapixels_a_second"
 
 
 def _window(side: str, mode: str) -> str:
@@ -108,7 +108,6 @@ TABLES = {
             "deflate": "deflate",
             "LZW": "lzw",
             "uncompressed": "none",
-            "zstd": "zstd",
             "PackBits": "packbits",
             "LERC": "lerc",
             "WebP": "webp",
@@ -176,7 +175,16 @@ TABLES = {
     ),
     "jpeg2000": Table(
         "tiles in a batch",
-        {"81": "81", "256": "256", "1024": "1024"},
+        {
+            **{
+                f"{count}, {side} x {side}": f"JPEG 2000&tile={side}&tiles={count}"
+                for count, side in ((81, 256), (256, 256), (1024, 256), (16, 1024), (8, 2048))
+            },
+            **{
+                f"{count}, 256 x 256, HTJ2K": f"HTJ2K&tile=256&tiles={count}"
+                for count in (81, 256, 1024)
+            },
+        },
         {
             name: (_JPEG2000 % decoder, "{:.2f}")
             for name, decoder in (
