@@ -23,7 +23,7 @@ BY_BOTH = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
 REST = (
-    "  HTJ2K, zstd, zstd1, PackBits, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
+    "  zstd1, PackBits, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
     "PNG, BMP, LERC, uncompressed: "
     "CPU (imagecodecs)"
 )
@@ -223,8 +223,8 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
     assert lines[-5:] == [
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
-        "  JPEG 2000 (8, 16 bit): CPU (no NVIDIA driver was found)",
-        "  LZW, deflate: CPU (no NVIDIA driver was found)",
+        "  JPEG 2000, HTJ2K (8, 16 bit): CPU (no NVIDIA driver was found)",
+        "  LZW, deflate, zstd: CPU (no NVIDIA driver was found)",
         REST,
     ]
 
@@ -373,8 +373,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "",
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU and its JPEG engine",
-        "  JPEG 2000 (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
-        f"  LZW, deflate: {BY_BOTH}",
+        "  JPEG 2000, HTJ2K (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
+        f"  LZW, deflate, zstd: {BY_BOTH}",
         REST,
     ]
 
@@ -399,7 +399,7 @@ def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say, monkeypa
     assert f"kvikio         26.10.0 ({off})" in lines
     assert "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU" in lines
     by_both = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
-    assert f"  JPEG 2000 (8, 16 bit): {by_both} ({doctor.WITHOUT_NVJPEG2000})" in lines
+    assert f"  JPEG 2000, HTJ2K (8, 16 bit): {by_both} ({doctor.WITHOUT_NVJPEG2000})" in lines
 
 
 def test_a_machine_with_nothing_but_a_gpu(machine, say):

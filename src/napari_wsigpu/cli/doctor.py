@@ -260,7 +260,7 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     obstacle = driver.reason or cupy.reason or codec.reason
     works = () if obstacle else codec.works
     jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", obstacle)
-    jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", obstacle)
+    jpeg2000 = Route("JPEG 2000, HTJ2K (8, 16 bit)", "CPU", obstacle)
     compressed = Route("LZW, deflate, zstd", "CPU", obstacle)
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
