@@ -373,7 +373,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "",
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU and its JPEG engine",
-        "  JPEG 2000, HTJ2K (8, 16 bit): NVIDIA GPU, CPU or both, whichever is measured to be fastest",
+        f"  JPEG 2000, HTJ2K (8, 16 bit): {BY_BOTH}",
         f"  LZW, deflate, zstd: {BY_BOTH}",
         REST,
     ]
