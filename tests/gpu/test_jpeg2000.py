@@ -235,6 +235,16 @@ def test_threads_of_a_block_wait_for_each_other(host, monkeypatch, path):
         np.testing.assert_array_equal(tiles, alone)
 
 
+def test_threads_of_a_high_throughput_block_wait_for_each_other(host, monkeypatch):
+    streams = [fast_stream(seed, (60, 133), 1, level=0.01) for seed in (1, 2)]
+    _, alone = decoded(host, streams)
+    for count in (3, 32):
+        monkeypatch.setattr(host_cuda, "TOGETHER", count)
+        status, tiles = decoded(host, streams)
+        assert not status.any()
+        np.testing.assert_array_equal(tiles, alone)
+
+
 def test_they_can_be_timed(host, monkeypatch, tmp_path):
     machine = HostMachine()
     machine.device.compile_kernels = host.compile

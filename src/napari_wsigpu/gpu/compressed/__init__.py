@@ -1,1 +1,1 @@
-"""GPU decoding of tiles whose bytes are compressed: deflate and LZW."""
+"""GPU decoding of tiles whose bytes are compressed: deflate, LZW and zstd."""

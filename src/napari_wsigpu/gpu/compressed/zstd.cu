@@ -291,7 +291,8 @@ struct Frame {
         const int bytes = header < 128 ? header : (header - 126) / 2;
         if (limit - at < bytes) return false;
         if (header >= 128) {
-            for (; count < header - 127; ++count) list[count] = at[count / 2] >> 4 * (1 - count % 2) & 15;
+            for (; count < header - 127; ++count)
+                list[count] = at[count / 2] >> 4 * (1 - count % 2) & 15;
         } else {
             const int taken = read_table(weights, at, bytes, 6, 13);
             Backward bits;

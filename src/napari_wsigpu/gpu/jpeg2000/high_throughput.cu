@@ -207,7 +207,6 @@ __device__ void refine_block(const unsigned char *bytes, int length, bool magnit
     }
 }
 
-
 // Read the codes of a code block's quads (7.3.4 to 7.3.6); return whether the segment is sound. For
 // each quad, `quads` gets its entry in jpeg2000_tables.py, shifted right by 4, and from bit 16 on its
 // residual. A row has `across` quads, which is even. tables: see _quads there.
@@ -367,9 +366,9 @@ __device__ bool read_magnitudes(const unsigned char *bytes, int length, int leas
     bool good = true;
     for (int i = threadIdx.x; i < RING; i += step) ring.words[i] = 0;
     for (int y = 0; y < target.height; y += 2, quads += (across + 1) / 2 * 2) {
-        const unsigned char *const left = shared.left[y / 2 % 2], *const right = shared.right[y / 2 % 2];
-        unsigned char *const new_left = shared.left[1 - y / 2 % 2];
-        unsigned char *const new_right = shared.right[1 - y / 2 % 2];
+        const int odd = y / 2 % 2;
+        const unsigned char *const left = shared.left[odd], *const right = shared.right[odd];
+        unsigned char *const new_left = shared.left[!odd], *const new_right = shared.right[!odd];
         for (int start = 0; start < across; start += step) {
             const int quad = start + threadIdx.x;
             const unsigned entry = quad < across ? quads[quad] : 0;
@@ -443,8 +442,8 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_MAGNITUDES)
         const Record *more = record.next < 0 ? nullptr : mine + record.next;
         if (more && !more->length) more = nullptr;
         if (!read_magnitudes(encoded + record.offset, record.length, found.planes,
-                             block.planes - found.planes + 2, !more, quads + (size_t)item * most_quads,
-                             target, shared))
+                             block.planes - found.planes + 2, !more,
+                             quads + (size_t)item * most_quads, target, shared))
             status[tile] = DAMAGED;
         __syncthreads();
         if (more) {
