@@ -57,6 +57,8 @@ TILE, LEVELS, UNIQUE = 256, 3, 12
 PATIENCE = 20.0
 OFFSETS, BYTE_COUNTS = 324, 325
 WIDTHS = {3: "<u2", 4: "<u4", 16: "<u8"}  # types of tags: SHORT, LONG, LONG8
+TIMES = "first_ms", "exact_ms", "contrast_ms"
+COUNTS = "decoded_by_contrast", "never_exact"
 
 
 def make_channels(path: Path, channels: int, side: int) -> None:
@@ -293,21 +295,21 @@ def main() -> int:
             words += ["--repeats", args.repeats, "--visible", *args.visible]
             run_part("benchmarks.channels", [str(word) for word in words], 900)
             runs.append(json.loads(result.read_text("utf-8")))
-    rows = [
-        [run["mode"], f"{run['open_ms']:.0f}", str(visible), *_medians(run[str(visible)])]
+    medians = [
+        {"mode": run["mode"], "visible": visible, "open_ms": run["open_ms"]}
+        | {name: statistics.median(run[str(visible)][name]) for name in TIMES}
+        | {name: run[str(visible)][name] for name in COUNTS}
         for run in runs
         for visible in args.visible
     ]
-    columns = ["mode", "open", "visible", "first", "exact", "contrast", "decoded", "never"]
+    rows = [
+        [f"{value:.0f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in medians
+    ]
+    columns = ["mode", "visible", "open", "first", "exact", "contrast", "decoded", "never"]
     print_table("A window of many channels, ms", columns, rows)
-    write_json(args.json, {"slide": slide.name, "runs": runs})
+    write_json(args.json, {"slide": slide.name, "medians": medians, "runs": runs})
     return 0
-
-
-def _medians(row: dict[str, Any]) -> list[str]:
-    times = (statistics.median(row[name]) for name in ("first_ms", "exact_ms", "contrast_ms"))
-    counts = row["decoded_by_contrast"], row["never_exact"]
-    return [*(f"{value:.0f}" for value in times), *map(str, counts)]
 
 
 if __name__ == "__main__":

@@ -237,6 +237,23 @@ TABLES = {
         },
         {"two cores": ("outlines-cpu: steps/{}/wall_s", "{:.2f} s")},
     ),
+    "channels": Table(
+        "40 channels in a window drawn by the CPU",
+        {
+            f"{name}, {visible} visible": f"mode={mode}&visible={visible}"
+            for name, mode in (("one composite", "ours"), ("a layer per channel", "layers"))
+            for visible in (8, 40)
+        },
+        {
+            heading: (f"channels: medians/{{}}/{key}", COUNT + " ms")
+            for heading, key in (
+                ("opening", "open_ms"),
+                ("first picture", "first_ms"),
+                ("exact after", "exact_ms"),
+                ("contrast", "contrast_ms"),
+            )
+        },
+    ),
     "outlines-window": Table(
         "20 000 shapes in a window drawn by the CPU",
         {
