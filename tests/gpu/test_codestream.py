@@ -159,7 +159,6 @@ class TestRecipe:
             ("another order", 3, 1, {"compression": 8, "blue_first": True}),
             ("another order", 3, 1, {"compression": 5, "fill_order": 2}),
             ("float32 with", 1, 1, {"compression": 8, "dtype": "float32", "predictor": 3}),
-            ("zstd", 3, 1, {"compression": 50000}),
             ("PackBits", 3, 1, {"compression": 32773}),
             ("WebP", 3, 1, {"compression": 50001}),
             ("JPEG XL", 3, 1, {"compression": 52546}),
