@@ -106,9 +106,10 @@ def _table(
     values = np.arange(first, last + 1, dtype=np.float64)
     bright = np.clip((values - low) / (high - low), 0, 1) ** gamma
     table = np.zeros((len(values), 4), np.float32)
-    table[:, :3] = to_linear(
-        bright[:, None] * np.frombuffer(bytes.fromhex(color[1:]), np.uint8) / 255
-    )
+    parts = np.frombuffer(bytes.fromhex(color[1:]), np.uint8)
+    # Powers take long, and the parts of most colors are equal or 0.
+    for part in {*parts.tolist()} - {0}:
+        table[:, np.flatnonzero(parts == part)] = to_linear(bright * part / 255)[:, None]
     return table
 
 
