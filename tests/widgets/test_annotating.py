@@ -707,6 +707,13 @@ def test_rows_of_several_layers_are_classified_and_deleted_together(viewer, dock
     assert (len(shapes.data), len(points.data)) == (0, 1)
     press(dock.undo)
     assert (len(shapes.data), len(points.data)) == (1, 2)
+    click_row(dock, 0)
+    QTest.mouseClick(table.viewport(), Qt.LeftButton, Qt.ControlModifier, place)
+    viewer.layers.selection.active.remove_selected()  # as by the key on the canvas
+    QTest.qWait(SETTLED_MS)
+    assert (len(shapes.data), len(points.data)) == (0, 1)
+    press(dock.undo)
+    assert (len(shapes.data), len(points.data)) == (1, 2)
 
 
 def test_the_active_layer_alone_counts_after_a_click_on_the_canvas(viewer, dock, slides):
@@ -720,6 +727,10 @@ def test_the_active_layer_alone_counts_after_a_click_on_the_canvas(viewer, dock,
     assert list(shapes.features["class"]) == ["Stroma"]
     assert list(points.features["class"]) == [""]
     assert set(points.selected_data) == set()
+    dock.table.native.selectAll()
+    viewer.layers.selection.active = points
+    assert dock.table.selection == [1]
+    assert (set(shapes.selected_data), set(points.selected_data)) == (set(), {0})
 
 
 def click_title(dock, column):
@@ -1428,3 +1439,20 @@ def test_ctrl_z_in_labels_is_napari_s(viewer, dock, slides):
     keys(viewer, Qt.Key_Z, Qt.ControlModifier)
     assert not labels.data.any()
     QApplication.processEvents()
+
+
+def test_rows_are_visible_in_the_first_window_of_napari(viewer, qtbot):
+    viewer.window.resize(1089, 630)
+    [layer] = viewer.open(str(sample_path()), plugin=PLUGIN)
+    napari_wsigpu.wait(layer)
+    dock = open_dock(viewer, "Annotate")
+    for edge in (0.2, 0.3, 0.4, 0.5):
+        draw(viewer, dock, (0.1, 0.1), (edge, edge))
+    table = dock.table.native
+
+    def are_visible():
+        cells = [table.visualRect(dock.table.model.index(row, 0)) for row in range(3)]
+        region = table.viewport().visibleRegion()
+        return all(region.contains(cell.bottomLeft()) for cell in cells)
+
+    qtbot.waitUntil(are_visible)

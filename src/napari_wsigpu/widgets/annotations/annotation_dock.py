@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from magicgui.widgets import LineEdit, PushButton
 from napari.layers import Labels, Points, Shapes
+from napari.layers.base import ActionType
 from qtpy.compat import isalive
 from qtpy.QtCore import Qt
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from napari import Viewer
+    from napari.layers import Layer
     from napari.utils.events import Event
     from numpy.typing import NDArray
 
@@ -104,6 +106,7 @@ HINTS = {mode: f"{tip}." for mode, tip in TOOLS.values()}
 PATIENCE_MS = 100
 KEYS = 9  # number of classes with a shortcut, Alt+1 to Alt+9
 SWATCH = 10  # pixels
+TIGHT = 4  # pixels; some rows of the table are visible in napari's first window
 DICOM = "DICOM annotations (*.dcm)"
 ZARR = "OME-Zarr (*.zarr)"
 CSV = "Comma-separated values (*.csv)"
@@ -226,6 +229,7 @@ class Annotations(SlideDock):
             row(self.add_labels, self.open_labels, self.save_labels, narrow=True),
             Text("Saving of labels", NOT_SAVED),
         )
+        page.native.layout().setSpacing(TIGHT)
         page.stretch(self.table)
         page.stretch()
         self.append(self.lost)  # above the part that scrolls
@@ -317,6 +321,9 @@ class Annotations(SlideDock):
         # Now rather than in `_refresh`, which would erase a problem that arose in the meantime.
         self._forget_problem()
         self._refresh_soon()
+        removing = getattr(event, "action", None) == ActionType.REMOVING
+        if event is not None and removing and self._together:
+            self._delete(event.source)  # napari deletes objects of the active layer only
 
     def _refresh_soon(self, event: Event | None = None) -> None:
         self._refresh_timer.start()
@@ -414,10 +421,12 @@ class Annotations(SlideDock):
     def _on_objects(self, *_: object) -> None:
         if not self._syncing:
             self._forget_problem()
-            others, self._together = self._together, []
-            for layer in others:
-                if layer != self.active_layer():
-                    layer.selected_data = set()
+            active = self.active_layer()
+            if active is not None:  # napari activates no layer before another one
+                others, self._together = self._together, []
+                for layer in others:
+                    if layer != active:
+                        layer.selected_data = set()
             self._select_rows()
 
     def _select_rows(self) -> None:
@@ -541,11 +550,12 @@ class Annotations(SlideDock):
             self._classify(active)
             self._has_drawn = self._is_unmeasured = True
 
-    def _delete(self) -> None:
-        """Delete the selected objects."""
+    def _delete(self, deleting: Layer | None = None) -> None:
+        """Delete the selected objects, except those that napari is deleting already."""
         layers, self._together = self._selected_in(), []
         for layer in layers:
-            layer.remove_selected()
+            if layer != deleting:
+                layer.remove_selected()
 
     def _enable_set(self, name: str) -> None:
         self.classify.enabled = bool(name.strip())

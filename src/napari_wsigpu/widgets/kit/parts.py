@@ -295,7 +295,7 @@ def flow(*widgets: Widget) -> Hosted[QWidget]:
     layout = QFlowLayout(widget.native)
     layout.setContentsMargins(0, 0, 0, 0)
     layout.setHorizontalSpacing(SPACING)
-    layout.setVerticalSpacing(SPACING)
+    layout.setVerticalSpacing(SPACING - 2)
     for each in widgets:
         layout.addWidget(each.native)
     return widget
