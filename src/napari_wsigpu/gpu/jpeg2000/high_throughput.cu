@@ -115,7 +115,8 @@ struct Residual {
     }
 };
 
-// Read the residuals of two quads (7.3.6). Both are coded if `both`; `long_ones`: both exceed 2.
+// Read the residuals of two quads (7.3.6). first, second: whether each is coded; top: whether they are
+// in the first row; long_ones: whether both exceed 2.
 __device__ void read_residuals(Backward &codes, bool first, bool second, bool top, bool long_ones,
                                int *residuals) {
     residuals[0] = residuals[1] = 0;
@@ -209,7 +210,7 @@ __device__ void refine_block(const unsigned char *bytes, int length, bool magnit
 
 // Read the codes of a code block's quads (7.3.4 to 7.3.6); return whether the segment is sound. For
 // each quad, `quads` gets its entry in jpeg2000_tables.py, shifted right by 4, and from bit 16 on its
-// residual. A row has `across` quads, which is even. tables: see _quads there.
+// residual; rows are padded to an even number of quads. tables: see _quads there.
 __device__ bool read_codes(const unsigned char *bytes, int length, int width, int height,
                            const unsigned short *tables, uint2 *quads) {
     if (length < 2) return false;

@@ -30,8 +30,7 @@ REFUSED = {
 MOST_COMPONENTS, MOST_BITS, MOST_PLANES, MOST_LEVELS = 4, 16, 30, 32
 # packets.cu keeps layers in tag tree nodes, where 0x7FFF means that the value is not known yet.
 MOST_LAYERS = 0x7FFE
-# A line must fit into the shared memory of a block of threads. One thread reads all packet headers
-# of a tile, so nvJPEG2000 is faster for large images.
+# One thread reads all packet headers of a tile, which takes long for large images.
 LONGEST_SIDE, MOST_PIXELS = 8192, 1 << 22
 WHOLE_PRECINCT = 15
 ONLY_FAST = struct.pack(">HHI", EXTENSIONS, 8, 1 << 17)
