@@ -45,7 +45,7 @@ KINDS: dict[str, int] = {
     "lzw": FAST,
     "jpeg2000": FAST,
     "htj2k": FAST,
-    "packbits": SLOW,
+    "packbits": FAST,
     "lerc": SLOW,
     "webp": SLOW,
     "jpegxl": SLOW,

@@ -1,7 +1,7 @@
-"""Decode mutated zstd frames by our own kernel, for compute-sanitizer.
+"""Decode mutated streams of zstd and PackBits by our own kernels, for compute-sanitizer.
 
 Usage: ``compute-sanitizer --tool memcheck python -m tests.gpu.check_compressed [COUNT]``. Ends with
-status 1 if a frame is accepted and differs from what libzstd decodes.
+status 1 if a stream is accepted and differs from what the library of the CPU decodes.
 """
 
 import random
@@ -9,13 +9,13 @@ import sys
 
 import imagecodecs
 
-from napari_wsigpu.gpu.compressed.compressed_engine import ZSTD
+from napari_wsigpu.gpu.compressed.compressed_engine import PACKBITS, ZSTD
 from napari_wsigpu.slide import runtime
 from tests.gpu import test_compressed as tests
 
 
 def mutated(stream: bytes, chance: random.Random) -> bytes:
-    """Change, remove or add bytes of a frame after its descriptor."""
+    """Change, remove or add bytes of a stream; a frame's descriptor stays."""
     text = bytearray(stream)
     for _ in range(chance.choice((1, 1, 2, 5))):
         place = chance.randrange(5, len(text))
@@ -31,25 +31,32 @@ def mutated(stream: bytes, chance: random.Random) -> bytes:
     return bytes(text)
 
 
-def compared(engine: object, total: int, seed: int = 1) -> tuple[int, int]:
-    """Decode mutated frames; return how many are accepted, and how many of these differ."""
+def compared(engine: object, algorithm: str, total: int, seed: int = 1) -> tuple[int, int]:
+    """Decode mutated streams; return how many are accepted, and how many of these differ."""
+    by_library = tests.by_libzstd if algorithm == ZSTD else tests.by_packbits
     chance, accepted, wrong = random.Random(seed), 0, 0
     for number in range(-(-total // 100)):
         text = [tests.CONTENTS["tissue"], *tests.DAMAGED][number % 4]
-        whole = imagecodecs.zstd_encode(text, level=(1, 3, 9, 19)[number // 4 % 4])
+        if algorithm == ZSTD:
+            whole = imagecodecs.zstd_encode(text, level=(1, 3, 9, 19)[number // 4 % 4])
+        else:
+            whole = imagecodecs.packbits_encode(text)
         frames = [mutated(whole, chance) for _ in range(100)]
-        flags, found = tests.decoded(engine, ZSTD, frames, len(text))
+        flags, found = tests.decoded(engine, algorithm, frames, len(text))
         for frame, flag, pixels in zip(frames, flags, found, strict=True):
             accepted += not flag
-            wrong += not flag and pixels != tests.by_libzstd(frame, len(text))
+            wrong += not flag and pixels != by_library(frame, len(text))
     return accepted, wrong
 
 
 def main() -> int:
     total = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    accepted, wrong = compared(runtime.default().devices.worker(0).compressed, total)
-    print(total, "mutated frames,", accepted, "accepted,", wrong, "differ")
-    return wrong > 0
+    engine, damaged = runtime.default().devices.worker(0).compressed, 0
+    for algorithm in (ZSTD, PACKBITS):
+        accepted, wrong = compared(engine, algorithm, total)
+        print(total, "mutated streams of", algorithm, accepted, "accepted,", wrong, "differ")
+        damaged += wrong
+    return damaged > 0
 
 
 if __name__ == "__main__":

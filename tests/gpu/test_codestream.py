@@ -159,7 +159,7 @@ class TestRecipe:
             ("another order", 3, 1, {"compression": 8, "blue_first": True}),
             ("another order", 3, 1, {"compression": 5, "fill_order": 2}),
             ("float32 with", 1, 1, {"compression": 8, "dtype": "float32", "predictor": 3}),
-            ("PackBits", 3, 1, {"compression": 32773}),
+            ("LZMA", 3, 1, {"compression": 34925}),
             ("WebP", 3, 1, {"compression": 50001}),
             ("JPEG XL", 3, 1, {"compression": 52546}),
             ("LERC", 3, 1, {"compression": 34887}),

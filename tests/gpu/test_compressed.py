@@ -1,4 +1,4 @@
-"""Deflate, LZW and zstd on a device, with kernels that are also compiled for the host."""
+"""Deflate, LZW, PackBits and zstd on a device, with kernels that are also compiled for the host."""
 
 import shutil
 import zlib
@@ -17,6 +17,7 @@ from napari_wsigpu.gpu.compressed.compressed_engine import (
     ENGINE,
     KERNELS,
     LZW,
+    PACKBITS,
     ZSTD,
     CompressedEngine,
     room_for,
@@ -138,6 +139,54 @@ class TestLzw:
         [flag], [found] = decoded(host, LZW, [bytes(stream)], len(text))
         if flag == 0:
             assert found == by_libtiff(bytes(stream), len(text))
+
+
+def by_packbits(data, size):
+    try:
+        return bytes(imagecodecs.packbits_decode(data))
+    except (RuntimeError, ValueError):
+        return None
+
+
+class TestPackBits:
+    @pytest.mark.parametrize("name", CONTENTS)
+    def test_contents(self, engine, name):
+        data = CONTENTS[name]
+        flags, found = decoded(engine, PACKBITS, [imagecodecs.packbits_encode(data)] * 3, len(data))
+        assert flags == [0, 0, 0]
+        assert found == [data] * 3
+
+    @pytest.mark.parametrize("threads", [2, 5, 32])
+    def test_threads_of_a_block_share_the_work(self, host, monkeypatch, threads):
+        monkeypatch.setattr(host_cuda, "TOGETHER", threads)
+        data = CONTENTS["differences"]
+        flags, found = decoded(host, PACKBITS, [imagecodecs.packbits_encode(data)], len(data))
+        assert (flags, found) == ([0], [data])
+
+    def test_headers_without_bytes(self, engine):
+        stream = b"\x80\x01ab\x80\xfec\x80"
+        flags, found = decoded(engine, PACKBITS, [stream], 5)
+        assert (flags, found) == ([0], [b"abccc"])
+        assert by_packbits(stream, 5) == b"abccc"
+
+    @pytest.mark.parametrize(
+        "stream", [b"", b"\x04abc", b"\xfd", b"\x01ab", b"\x04abcdef", b"\xfaa"]
+    )
+    def test_another_size_is_flagged(self, engine, stream):
+        flags, _ = decoded(engine, PACKBITS, [b"\x04abcde", stream], 5)
+        assert flags == [0, 1]
+
+    @settings(max_examples=150)
+    @given(data=st.data())
+    def test_damage_is_found_as_by_imagecodecs(self, host, data):
+        text = data.draw(st.sampled_from(DAMAGED))
+        stream = bytearray(imagecodecs.packbits_encode(text))
+        for _ in range(data.draw(st.integers(1, 3))):
+            place = data.draw(st.integers(0, len(stream) - 1))
+            stream[place] = data.draw(st.integers(0, 255))
+        [flag], [found] = decoded(host, PACKBITS, [bytes(stream)], len(text))
+        if flag == 0:
+            assert found == by_packbits(bytes(stream), len(text))
 
 
 def deflated(text, level=6, strategy=zlib.Z_DEFAULT_STRATEGY):
@@ -343,6 +392,8 @@ def test_samples_are_restored(engine, dtype, swap, sum_up):
 
 
 WRITERS = {
+    "PackBits": {"compression": "packbits"},
+    "PackBits, big-endian": {"compression": "packbits", "byteorder": ">"},
     "deflate": {"compression": "zlib"},
     "deflate, differences": {"compression": "zlib", "predictor": True},
     "LZW": {"compression": "lzw"},

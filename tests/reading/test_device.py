@@ -1358,8 +1358,8 @@ class TestInsertedLevels:
             self.inserted(slide)[0][...]
 
     def test_what_the_device_cannot_decode(self, tmp_path, host_gpu):
-        encode = imagecodecs.packbits_encode
-        path = self.write(tmp_path / "slide.tif", "deflate", encode=encode, compression=32773)
+        encode = imagecodecs.lzma_encode
+        path = self.write(tmp_path / "slide.tif", "deflate", encode=encode, compression=34925)
         with open_slide(path, device="cuda") as slide:
             for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
                 np.testing.assert_array_equal(level[...], pixels)

@@ -261,7 +261,7 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     works = () if obstacle else codec.works
     jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", obstacle)
     jpeg2000 = Route("JPEG 2000, HTJ2K (8, 16 bit)", "CPU", obstacle)
-    compressed = Route("LZW, deflate, zstd", "CPU", obstacle)
+    compressed = Route("LZW, deflate, PackBits, zstd", "CPU", obstacle)
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
         engine = " and its JPEG engine" if HARDWARE in works and may_use_engine() else ""

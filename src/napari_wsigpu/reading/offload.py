@@ -42,6 +42,7 @@ ENGINES = {
     ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
     ("deflate", "lossless kernels"): "deflate, in batches",
     ("LZW", "lossless kernels"): "LZW, in batches",
+    ("PackBits", "lossless kernels"): "PackBits, in batches",
     ("zstd", "lossless kernels"): "zstd, in batches",
 }
 

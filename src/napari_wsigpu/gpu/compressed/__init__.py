@@ -1,1 +1,1 @@
-"""GPU decoding of tiles whose bytes are compressed: deflate, LZW and zstd."""
+"""GPU decoding of tiles whose bytes are compressed: deflate, LZW, PackBits and zstd."""

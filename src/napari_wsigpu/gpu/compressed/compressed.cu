@@ -74,6 +74,28 @@ extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
     flags[blockIdx.x] = done < size;
 }
 
+// Decode PackBits (TIFF 6.0, section 9), a block of threads per stream, all of which read the same
+// headers. size, flags: as for LZW.
+extern "C" __global__ void decode_packbits(const Part *parts, int size, int *flags) {
+    const Part part = parts[blockIdx.x];
+    const unsigned char *at = (const unsigned char *)part.source, *const end = at + part.length;
+    unsigned char *const out = (unsigned char *)part.target;
+    int done = 0;
+    bool good = true;
+    while (good && at < end) {
+        const int header = *at++;
+        if (header == 128) continue;
+        const bool same = header > 128;
+        const int count = same ? 257 - header : header + 1, taken = same ? 1 : count;
+        good = taken <= end - at && count <= size - done;
+        for (int i = threadIdx.x; good && i < count; i += blockDim.x)
+            out[done + i] = at[same ? 0 : i];
+        at += taken;
+        done += count;
+    }
+    if (!threadIdx.x) flags[blockIdx.x] = !good || done < size;
+}
+
 // The bits of a deflate stream (RFC 1951), lowest bit first; otherwise as in Bits.
 struct LowBits {
     const unsigned int *next, *past;

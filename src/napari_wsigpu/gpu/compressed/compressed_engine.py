@@ -1,4 +1,4 @@
-"""`CompressedEngine`: decodes bytes compressed with deflate, LZW or zstd on one device."""
+"""`CompressedEngine`: decodes deflate, LZW, PackBits and zstd on one device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.layout import LevelLayout
 
-LZW, DEFLATE, ZSTD = "LZW", "deflate", "zstd"
+LZW, DEFLATE, PACKBITS, ZSTD = "LZW", "deflate", "PackBits", "zstd"
 # Kernel of each, and the threads that decode a tile.
-KERNELS = {LZW: ("decode_lzw", 1), DEFLATE: ("decode_deflate", 1), ZSTD: ("decode_zstd", 32)}
+KERNELS = {
+    LZW: ("decode_lzw", 1),
+    DEFLATE: ("decode_deflate", 1),
+    PACKBITS: ("decode_packbits", 32),
+    ZSTD: ("decode_zstd", 32),
+}
 ENGINE = "lossless kernels"  # key of `gpu.device.verify.TOLERANCES`
 # A stream. source: address of its first byte; target: address that it is decoded to.
 PART = row_type("u8 source, u8 target, i8 length")
@@ -75,9 +80,9 @@ def _for_streams(size: int) -> int:
 
 
 class CompressedEngine(KernelEngine):
-    """Decodes tiles compressed with deflate, LZW or zstd; see `KernelEngine`."""
+    """Decodes tiles compressed with deflate, LZW, PackBits or zstd; see `KernelEngine`."""
 
-    _otherwise = "Deflate, LZW and zstd are decoded by the CPU"
+    _otherwise = "Deflate, LZW, PackBits and zstd are decoded by the CPU"
 
     @staticmethod
     def _programs() -> tuple[str, ...]:
@@ -101,13 +106,13 @@ class CompressedEngine(KernelEngine):
         Parameters
         ----------
         algorithm : str
-            `LZW`, `ZSTD`, or `DEFLATE` without zlib's header and checksum.
+            `LZW`, `PACKBITS`, `ZSTD`, or `DEFLATE` without zlib's header and checksum.
         encoded : ndarray of uint8
             Host memory with the streams; the caller keeps it until the stream is synchronized.
         starts, lengths : ndarray of int64, shape (tiles,)
             Offset and length of each stream in `encoded`.
         sums : ndarray of uint64, shape (tiles,), optional
-            Adler-32 checksums of the decoded bytes. LZW and zstd have none.
+            Adler-32 checksums of the decoded bytes. Only deflate has them.
         targets : ndarray of int64, shape (tiles,)
             Device address of each tile.
         size : int

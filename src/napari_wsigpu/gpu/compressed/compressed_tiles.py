@@ -1,4 +1,4 @@
-"""`CompressedTiles`: tiles of a batch that are compressed with deflate, LZW or zstd."""
+"""`CompressedTiles`: tiles of a batch that are compressed with deflate, LZW, PackBits or zstd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, ENGINE, LZW, ZSTD, room_for
+from napari_wsigpu.gpu.compressed.compressed_engine import (
+    DEFLATE,
+    ENGINE,
+    LZW,
+    PACKBITS,
+    ZSTD,
+    room_for,
+)
 from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.model.tags import PREDICTOR
 
@@ -41,7 +48,7 @@ class CompressedTiles:
     level : LevelLayout
         Level of the tiles.
     algorithm : str
-        `LZW`, `DEFLATE` or `ZSTD`.
+        `LZW`, `DEFLATE`, `PACKBITS` or `ZSTD`.
     engine : CompressedEngine
         Decoder of the device.
     """
@@ -133,6 +140,8 @@ def _is_known(algorithm: str, heads: NDArray[np.uint8]) -> Mask:
     first, second = heads[:, 0].astype(np.int64), heads[:, 1].astype(np.int64)
     if algorithm == LZW:  # a clear code of 9 bits; the CPU decodes the order of old writers
         known: Mask = (first == 0x80) & (second < 0x80)
+    elif algorithm == PACKBITS:  # no header
+        known = np.ones(len(heads), np.bool_)
     elif algorithm == ZSTD:
         framed = (heads[:, :4] == np.frombuffer(FRAME, np.uint8)).all(axis=1)
         known = framed & (heads[:, 4] & UNUSUAL == 0)

@@ -72,7 +72,7 @@ class DecodeWorker:
     jpeg2000 : Jpeg2000Engine
         Decodes JPEG 2000 with our own kernels.
     compressed : CompressedEngine
-        Decodes deflate and LZW with our own kernels.
+        Decodes deflate, LZW, PackBits and zstd with our own kernels.
     """
 
     def __init__(self, device: CudaDevice) -> None:

@@ -46,7 +46,7 @@ class Recipe(NamedTuple):
 
     Attributes
     ----------
-    kind : {"jpeg", "jpeg2000", "deflate", "LZW", "zstd"}
+    kind : {"jpeg", "jpeg2000", "deflate", "LZW", "PackBits", "zstd"}
         Format of the tiles.
     sample_format, color_spec : str
         nvImageCodec's names for the output that leaves the stored samples unchanged; empty if only
@@ -70,6 +70,7 @@ class Recipe(NamedTuple):
 # Algorithms of `gpu.compressed`, and the predictors that its kernels undo for each kind of samples.
 COMPRESSED: dict[int, str] = {
     COMPRESSION.LZW: "LZW",
+    COMPRESSION.PACKBITS: "PackBits",
     **dict.fromkeys(DEFLATE, "deflate"),
     **dict.fromkeys(ZSTD, "zstd"),
 }
