@@ -188,9 +188,9 @@ struct Frame {
     Backward in;
     State literal_state, offset_state, match_state;
     unsigned int offsets[3];
-    // Sequences left in the block; number of those in `chunk`, of which the first ones are executed.
-    // If the last one is long, all threads execute it together.
-    int sequences, ready, executed;
+    // Sequences left in the block, and number of those in `chunk`. If the last one is long, all
+    // threads execute it together.
+    int sequences, ready;
     bool long_one;
     Sequence chunk[CHUNK];
 
@@ -401,7 +401,7 @@ struct Frame {
         unsigned int recent = offsets[0], second = offsets[1], third = offsets[2];
         int place = done, from = used;
         long_one = false;
-        for (ready = executed = 0; ready < CHUNK && sequences && !long_one; ++ready, --sequences) {
+        for (ready = 0; ready < CHUNK && sequences && !long_one; ++ready, --sequences) {
             Sequence found;
             const int code = offset.symbol(), lengths = match.symbol(), run = literal.symbol();
             unsigned int value = (1u << code) + bits.take(code);
@@ -475,9 +475,9 @@ static __device__ void execute(Frame &frame) {
         copy_literals(frame, frame.out + found.to, found.from, found.literals, 0, 1);
     }
     __syncthreads();
-    while (frame.executed < count) {
+    for (int executed = 0; executed < count;) {
         // All bytes before this one are decoded.
-        const Sequence &next = frame.chunk[frame.executed];
+        const Sequence &next = frame.chunk[executed];
         const int frontier = next.to + next.literals;
         for (int i = me; i < count; i += threads) {
             Sequence &found = frame.chunk[i];
@@ -488,8 +488,7 @@ static __device__ void execute(Frame &frame) {
             }
         }
         __syncthreads();
-        if (!me)
-            while (frame.executed < count && frame.chunk[frame.executed].done) ++frame.executed;
+        while (executed < count && frame.chunk[executed].done) ++executed;
         __syncthreads();
     }
     if (frame.long_one) {
