@@ -17,7 +17,14 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt, QTimer
 from qtpy.QtGui import QCloseEvent, QColor
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QColorDialog, QMainWindow, QMessageBox, QProgressDialog
+from qtpy.QtWidgets import (
+    QApplication,
+    QColorDialog,
+    QInputDialog,
+    QMainWindow,
+    QMessageBox,
+    QProgressDialog,
+)
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
@@ -560,6 +567,49 @@ def test_classifying_refreshes_the_table_once(viewer, dock, slides, monkeypatch)
     assert [rows.text(0, 0) for rows in shown] == ["Stroma"]
 
 
+def test_objects_that_are_drawn_fast_are_undone_one_by_one(viewer, dock, slides):
+    press(dock.tools["Rectangle"])
+    for place in (0.2, 0.4, 0.6):
+        drag(viewer, (place, place), (place + 0.1, place + 0.1))
+    shapes = viewer.layers.selection.active
+    for left in (2, 1, 0):
+        assert len(shapes.data) == left + 1
+        press(dock.undo)
+        assert len(shapes.data) == left
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_what_is_drawn_after_an_import_is_an_object_of_its_own(
+    viewer, dock, slides, answer, tmp_path, settled, tool
+):
+    square = np.array([[100.0, 100], [200, 100], [200, 200], [100, 200]])
+    kind = "points" if tool == "Point" else "polygon"
+    number = "0f0e0d0c-1111-4222-8333-444455556666"
+    several = Annotation(
+        kind, (square,), "counted", "Mitosis", id=number, measurements={"Area": 3.0}
+    )
+    write_geojson(tmp_path / "a.geojson", [several])
+    answer(tmp_path / "a.geojson")
+    press(dock.load)
+    settled()
+    for name, at in (("Immune cells", 0.3), ("Immune cells", 0.5), ("Mitosis", 0.7)):
+        press(dock.chips[name])
+        draw(viewer, dock, (at, at), (at, at) if tool == "Point" else (at + 0.1, at + 0.1), tool)
+    imported, *drawn = dock.keeper.annotations(dock.slide)
+    assert (imported.name, imported.id, imported.measurements) == ("counted", number, {"Area": 3.0})
+    np.testing.assert_allclose(imported.rings[0], square)
+    expected = {"Immune cells": 2, "Mitosis": 1}
+    if tool == "Point":  # points of a class are one object
+        assert {each.classification: len(each.rings[0]) for each in drawn} == expected
+    else:
+        assert Counter(each.classification for each in drawn) == expected
+    assert all(each.name == "" and each.measurements == {} for each in drawn)
+    # Other files, and those of other programs, recognize the objects by their ids.
+    ids = [each.id for each in (imported, *drawn)]
+    assert len({*ids} - {""}) == len(drawn) + 1
+    assert [each.id for each in dock.keeper.annotations(dock.slide)] == ids
+
+
 def test_changes_are_undone_and_made_again(viewer, dock, slides):
     first, second = slides
     steps = [dock.undo.native, dock.redo.native]
@@ -974,7 +1024,7 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     QTest.keyClicks(dock.own_class.native, "Mitosis")
     press(dock.classify)
     shapes = draw(viewer, dock)
-    choose, forget = dock.chips["Mitosis"].native.actions()
+    choose, _, forget = dock.chips["Mitosis"].native.actions()
     monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor("#123456"))
     choose.trigger()
     np.testing.assert_allclose(shapes.edge_color[0], transform_color("#123456")[0], atol=0.01)
@@ -997,6 +1047,35 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     press(dock.chips["Tumor"])
     shapes = draw(viewer, dock)
     np.testing.assert_allclose(shapes.edge_color[-1], transform_color("#654321")[0], atol=0.01)
+
+
+def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
+    press(dock.chips["Tumor"])
+    second = draw(viewer, dock)
+    show(viewer, slides[0])
+    first = draw(viewer, dock)
+    press(dock.chips["Stroma"])
+    draw(viewer, dock, (0.1, 0.1), (0.2, 0.2))
+    QTest.qWait(2 * SETTLED_MS)
+
+    def rename(name, text, accepted=True):
+        monkeypatch.setattr(QInputDialog, "getText", lambda *_, **__: (text, accepted))
+        dock.chips[name].native.actions()[1].trigger()
+        QTest.qWait(2 * SETTLED_MS)
+
+    rename("Tumor", "Carcinoma", accepted=False)
+    rename("Tumor", "  ")
+    assert classes(first) == ["Tumor", "Stroma"]
+    rename("Tumor", " Carcinoma ")
+    assert (classes(first), classes(second)) == (["Carcinoma", "Stroma"], ["Carcinoma"])
+    assert own_classes()["Carcinoma"] == USUAL["Tumor"]
+    np.testing.assert_allclose(second.edge_color, transform_color(USUAL["Tumor"]), atol=0.01)
+    rename("Stroma", "Carcinoma")
+    assert classes(first) == ["Carcinoma", "Carcinoma"]
+    np.testing.assert_allclose(first.edge_color[1], first.edge_color[0])
+    assert dock.chips["Carcinoma"].native.isChecked()  # Stroma was marked
+    press(dock.undo)
+    assert classes(first) == ["Carcinoma", "Stroma"]
 
 
 def test_own_classes_of_earlier_sessions_are_offered(add_dock, slide_is_open):

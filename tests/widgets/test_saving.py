@@ -4,7 +4,7 @@ import pytest
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication, QFileDialog, QLineEdit, QMessageBox, QWidget
 
-from napari_wsigpu.viewer.window.saving import ask_where_to_save, saved
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, saved, start_folder
 
 FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
 
@@ -44,6 +44,13 @@ def save_as(display, tmp_path):
 def test_a_name_gets_its_suffix(save_as, tmp_path):
     assert save_as("one", replaces=False) == (str(tmp_path / "one.png"), 0)
     assert save_as("one.tiff", replaces=False) == (str(tmp_path / "one.tiff"), 0)
+
+
+def test_dialogs_start_in_the_folder_that_was_chosen_last(save_as, tmp_path):
+    assert save_as("one", replaces=False)[0]
+    assert start_folder(str(tmp_path.parent / "slide.svs")) == tmp_path
+    tmp_path.rmdir()
+    assert start_folder(str(tmp_path.parent / "slide.svs")) == tmp_path.parent
 
 
 @pytest.mark.parametrize("name", ["one", "one.png"])

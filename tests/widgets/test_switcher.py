@@ -71,6 +71,27 @@ def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
 
 
 @pytest.mark.window
+def test_each_slide_is_shown_where_the_user_left_it(viewer, dock, slide_is_open, dark):
+    slide_is_open(sample_path(), dark)
+    wait_for_layout(viewer)
+    camera = viewer.scene.camera
+    fitted = camera.zoom
+    choose(dock, "he_phantom.svs")
+    camera.zoom, camera.center = 4 * camera.zoom, (0, *np.array(camera.center[1:]) * 1.1)
+    left = camera.zoom, camera.center
+    choose(dock, "dark.tif")
+    assert camera.zoom == pytest.approx(fitted, rel=0.02)
+    choose(dock, "he_phantom.svs")
+    assert (camera.zoom, camera.center) == left
+    choose(dock, "he_phantom.svs")  # again, although it is shown
+    assert camera.zoom < left[0] / 2
+    viewer.window.resize(1500, 900)
+    QTest.qWait(300)
+    choose(dock, "dark.tif")
+    assert camera.zoom > 1.1 * fitted  # it was not moved, so it fits the larger canvas
+
+
+@pytest.mark.window
 def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_open):
     viewer.window.resize(1500, 900)
     first, second = slide_is_open(sample_path(), sample_path())
@@ -101,9 +122,12 @@ def test_annotations_stay_with_their_slides_side_by_side(
     choose(dock, "dark.tif")
     click(annotate.tools["Rectangle"])
     drawn = viewer.layers.selection.active
+    for place in (0.3, 0.5):
+        drag(viewer, (place, place), (place + 0.1, place + 0.1))
     choose(dock, "he_phantom.svs")
     assert not drawn.visible
     click(dock.side_by_side)
+    viewer.screenshot(flash=False)  # fails if outlines can't be drawn
     assert not dock.note.visible
     assert viewer.canvas.grid.actual_shape(viewer.layers) == (1, 2)
 

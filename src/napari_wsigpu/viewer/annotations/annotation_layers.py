@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4, uuid5
 
 import numpy as np
 from napari.layers import Labels, Points, Shapes
@@ -49,6 +50,7 @@ MANY = (
 PADDING = "padding"  # metadata key: shapes that fill a cell of the grid; see `is_padding`
 FOR_EXPORT = "for export"  # metadata key: shapes that select a region, not annotations
 REST = "annotations"  # metadata key: properties without a table column, by id
+DRAWN = "drawn"  # metadata key: UUID from which points without an id derive that of their object
 CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
 RED: Color = (255, 0, 0)  # color of objects without a class, as in QuPath
 LIGHT = 0x26  # opacity of fills, out of 255, which keeps the slide visible
@@ -139,7 +141,7 @@ def annotation_layers(
     if slide_layer is not None:
         common |= flat_placement(slide_layer)
         metadata[SLIDE] = None if slide is None else slide.path
-    metadata[REST] = _rest(annotations)
+    metadata[REST], metadata[DRAWN] = _rest(annotations), uuid4().hex
     metadata[CODES] = {
         each.classification: {DICOM: each.extra[DICOM]}
         for each in annotations
@@ -287,9 +289,9 @@ def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: b
     attributes: Attributes = {
         "name": f"{slide_name(slide)} {'points' if points else 'annotations'}",
         "ndim": 2,
-        "metadata": {SLIDE: slide.path},
-        "features": {CLASS: np.array([], object), NAME: np.array([], object)},
-        "feature_defaults": {CLASS: "", NAME: ""},
+        "metadata": {SLIDE: slide.path, DRAWN: uuid4().hex},
+        "features": {column: np.array([], object) for column in (CLASS, NAME, ID)},
+        "feature_defaults": {CLASS: "", NAME: "", ID: ""},
         **flat_placement(slide_layer),
     }
     if points:
@@ -339,8 +341,14 @@ def set_new_objects(
 ) -> None:
     """Set texts of new objects, by column of the features, and colors, by part of the object."""
     defaults = {name: values.iloc[0] for name, values in layer.feature_defaults.items()}
-    # By default, new objects would take the values of the last one, perhaps a locked detection.
-    own = {name: value for name, value in NEW.items() if name in defaults}
+    # By default, new objects would take the values of the last one, perhaps a locked detection,
+    # with its identity and measurements.
+    new = {**NEW, ID: "" if isinstance(layer, Points) else str(uuid4())}
+    own = {
+        name: new.get(name, np.nan)
+        for name, value in defaults.items()
+        if name in new or (name not in COLUMNS and _is_number([value]))
+    }
     layer.feature_defaults = {**defaults, **own, **texts}
     with layer.block_update_properties():
         for part, color in colors.items():
@@ -445,8 +453,7 @@ def annotations_of(data: LayerData, pixels_of: ToPixels) -> list[Annotation]:
     Parameters
     ----------
     data : (data, attributes, "shapes" or "points" or "labels")
-        Points with the same id form one object; points without ids are grouped by class, name and
-        type.
+        Points with the same id, class, name and type form one object; so do points without ids.
     pixels_of : callable
         The function that `to_pixels` returns.
 
@@ -520,11 +527,20 @@ def _of_points(content: Array, attributes: Attributes, pixels_of: ToPixels) -> l
     if not len(content):
         return []
     moved = pixels_of(content)[:, ::-1] + CENTER
-    rows = _rows(attributes, len(content), "face_color", unique=False)
-    by_object: dict[object, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        key = row["id"] or (row["classification"], row["name"], row["object_type"])
+    columns = _columns(attributes)
+    texts = [map(_text, columns.get(name, [""] * len(content))) for name in (ID, CLASS, NAME, TYPE)]
+    objects = list(zip(*texts, strict=True))
+    # If some points of an object were changed, its larger part keeps the identity.
+    owners = {key[0]: key for key, _ in reversed(Counter(objects).most_common())}
+    owns = [owners[key[0]] == key or not key[0] for key in objects]
+    rows = _rows(attributes, len(content), "face_color", owns)
+    by_object: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, key in enumerate(objects):
         by_object[key].append(index)
+    drawn = (attributes.get("metadata") or {}).get(DRAWN)
+    for key, found in by_object.items():
+        row = rows[found[0]]
+        row["id"] = row["id"] or (str(uuid5(UUID(drawn), repr(key))) if drawn else "")
     return [Annotation("points", (moved[found],), **rows[found[0]]) for found in by_object.values()]
 
 
@@ -576,12 +592,19 @@ def _moved(annotations: Sequence[Annotation], pixels_of: ToPixels) -> list[Annot
     ]
 
 
-def _rows(
-    attributes: Attributes, count: int, color: str, *, unique: bool = True
-) -> list[Attributes]:
-    """Return the fields of each annotation, from the table of features and the colors."""
+def _columns(attributes: Attributes) -> dict[str, list[Any]]:
     table = attributes.get("features")
-    columns = {} if table is None else {name: list(table[name]) for name in table}
+    return {} if table is None else {name: list(table[name]) for name in table}
+
+
+def _rows(
+    attributes: Attributes, count: int, color: str, owns: Sequence[bool] = ()
+) -> list[Attributes]:
+    """Return the fields of each annotation, from the table of features and the colors.
+
+    owns: whether each object keeps its id, and what belongs to it; by default, the first with it.
+    """
+    columns = _columns(attributes)
     metadata = attributes.get("metadata") or {}
     rest, codes = metadata.get(REST, {}), metadata.get(CODES, {})
     colors = [_bytes(each) for each in _colors(attributes.get(color), count)]
@@ -593,7 +616,7 @@ def _rows(
         name, classification = _text(cells.get(NAME)), _text(cells.get(CLASS))
         stated = _text(cells.get(ID))
         # napari copies features to a new shape; a repeated id belongs to the first shape.
-        own = "" if unique and stated in used else stated
+        own = stated if (owns[index] if owns else stated not in used) else ""
         used.add(own)
         nucleus, extra = rest.get(own, ((), {}))
         shown = colors[index]

@@ -226,7 +226,7 @@ class Annotator:
     def _save(self, window: QMainWindow, path: str) -> bool:
         """Ask where to save the annotations of the slide at `path`; return whether they are."""
         name = file_name(path)
-        start = start_folder(None, path) / f"{stem_of(path)}.geojson"
+        start = start_folder(path) / f"{stem_of(path)}.geojson"
         target = ask_where_to_save(window, f"Save annotations of {name}", start, GEOJSON)
         if not target:
             return False
@@ -355,6 +355,7 @@ class Annotator:
 
     def _on_drag(self, viewer: Viewer, event: Event) -> Generator[None, None, None]:
         """Delay undo steps until the button is released, so that a drag is one step."""
+        self._record()  # what was drawn before is a step of its own, however fast the user draws
         self._is_dragging = True
         yield
         while event.type == "mouse_move":

@@ -50,7 +50,7 @@ OPEN = "line", "path"
 VERTEX = """
 attribute vec2 position;
 attribute vec4 color;
-attribute float size;
+KIND float size;
 uniform float zoom;
 varying vec4 v_color;
 void main() {
@@ -171,7 +171,9 @@ class _Part(Visual):  # type: ignore[misc]
     """Triangles, lines or points with a color per vertex."""
 
     def __init__(self, mode: str, width: int = WIDTH) -> None:
-        super().__init__(VERTEX, FRAGMENT)
+        # In napari's grid, vispy refuses an attribute that has one value for all vertices.
+        kind = "attribute" if mode == "points" else "uniform"
+        super().__init__(VERTEX.replace("KIND", kind), FRAGMENT)
         self._draw_mode, self._width = mode, width
         self._index_buffer = IndexBuffer()
         self.set_gl_state("translucent", depth_test=False, cull_face=False)

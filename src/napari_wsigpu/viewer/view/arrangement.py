@@ -22,7 +22,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     set_new_objects,
 )
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
-from napari_wsigpu.viewer.window.main_window import fit_to
+from napari_wsigpu.viewer.window.main_window import fit_to, moved_view
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.layers.placement import Attributes
 
+VIEW = "view"  # metadata key of a slide's layer: where the user left it for another slide
 ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
 
 
@@ -145,8 +146,11 @@ def show_next(viewer: Viewer, step: int = 1) -> None:
 
 
 def show_only(viewer: Viewer, slide: Slide) -> None:
-    """Show only one slide and its annotations, fit it to the canvas, and keep the tool."""
+    """Show only one slide and its annotations where the user left it, and keep the tool."""
     before = viewer.layers.selection.active
+    left = [each for each in slides_of(viewer) if is_shown(viewer, each)]
+    if len(left) == 1 and left[0] is not slide:
+        layers_of(viewer, left[0])[-1].metadata[VIEW] = moved_view(viewer)
     drew = isinstance(before, Shapes | Points) and holds_annotations(before) and draws(before)
     tool = str(before.mode) if drew else ""  # napari resets it when a layer is hidden
     _leave_grid(viewer)
@@ -160,7 +164,12 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     viewer.layers.selection.active = layers[-1]
     if tool and _owner(before) in paths - {slide.path}:
         take_tool(viewer, slide, before, tool)
-    fit_to(viewer, layers)
+    view = layers[-1].metadata.pop(VIEW, None)
+    if view is None:
+        fit_to(viewer, layers)
+    else:
+        camera = viewer.scene.camera
+        camera.center, camera.zoom, camera.angles = view
 
 
 def has_copy(viewer: Viewer, slide: Slide) -> bool:

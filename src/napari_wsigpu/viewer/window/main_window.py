@@ -173,6 +173,12 @@ def fit_again(viewer: Viewer) -> bool:
     return True
 
 
+def moved_view(viewer: Viewer) -> CameraView | None:
+    """Return the view, or None if it is as `fit_to` has left it."""
+    view = camera_view(viewer)
+    return None if viewer in _fits and _fits[viewer][0] == view else view
+
+
 def camera_view(viewer: Viewer) -> CameraView:
     """Return center, zoom and angles of the camera."""
     camera = viewer.scene.camera

@@ -14,6 +14,8 @@ from napari_wsigpu.viewer.window.notifications import show_info
 if TYPE_CHECKING:
     from qtpy.QtWidgets import QWidget
 
+# Folder of the file that the user chose last, in any dialog.
+_last: list[Path] = []
 GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
 
 
@@ -86,15 +88,16 @@ def say_saved(path: str, result: object) -> None:
     show_info(f"Saved '{Path(path).name}'.")
 
 
-def start_folder(last: Path | None, slide: str) -> Path:
-    """Return the folder of the last file, else of the slide at a path, else the home folder."""
-    folder = last or Path(slide).parent
-    return folder if folder.is_dir() else Path.home()
+def start_folder(slide: str) -> Path:
+    """Return the folder chosen last, else that of the slide at a path, else the home folder."""
+    return next(filter(Path.is_dir, (*_last, Path(slide).parent)), Path.home())
 
 
 def _chosen(dialog: QFileDialog) -> str:
     """Run a dialog; return the path, or "" if the user cancels."""
     path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
+    if path:
+        _last[:] = [Path(path).parent]
     # Otherwise its parent, a dock, would own it until the window closes.
     dialog.deleteLater()
     return path

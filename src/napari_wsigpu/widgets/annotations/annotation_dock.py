@@ -13,7 +13,7 @@ from napari.layers.base import ActionType
 from qtpy.compat import isalive
 from qtpy.QtCore import Qt
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
-from qtpy.QtWidgets import QAction, QApplication, QColorDialog, QShortcut
+from qtpy.QtWidgets import QAction, QApplication, QColorDialog, QInputDialog, QShortcut
 
 from napari_wsigpu.annotations import (
     read_geojson,
@@ -125,7 +125,6 @@ class Annotations(SlideDock):
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
-        self._folder: Path | None = None
         self._disconnects: list[Callable[[], object]] = []
         self._lost: list[Path] = []
         self._shortcuts: list[QShortcut] = []
@@ -382,6 +381,7 @@ class Annotations(SlideDock):
             chip.native.setCheckable(True)
             chip.native.setContextMenuPolicy(Qt.ActionsContextMenu)
             self._add_action(chip, "Color…", partial(self._choose_color, name))
+            self._add_action(chip, "Rename…", partial(self._choose_name, name))
             if name in self._added and name not in USUAL:
                 self._add_action(chip, "Forget", partial(self._forget_class, name))
             layout.addWidget(chip.native)
@@ -393,19 +393,32 @@ class Annotations(SlideDock):
         chip.native.addAction(action)
 
     def _choose_color(self, name: str) -> None:
-        """Let the user choose the color of a class, and of its objects on all slides."""
+        """Let the user choose the color of a class."""
         old = QColor(self._classes[name])
         color = QColorDialog.getColor(old, self.native, f"Color of {name}")
-        if not color.isValid():
-            return
-        self._added[name] = color.name()
+        if color.isValid():
+            self._change_class(name, name, color.name())
+
+    def _choose_name(self, name: str) -> None:
+        """Let the user rename a class; if another class has the name, they become one."""
+        text, accepted = QInputDialog.getText(self.native, f"Rename {name}", "Name:", text=name)
+        new = text.strip()
+        if accepted and new not in ("", name):
+            self._change_class(name, new, self._classes.get(new, self._classes[name]))
+
+    def _change_class(self, name: str, new: str, color: str) -> None:
+        """Change name and color of a class, and of its objects on all slides."""
+        added = {new if each == name else each: kept for each, kept in self._added.items()}
+        self._added = {**added, new: color}
         keep_own_classes(self._added)
+        self._class = new if self._class == name else self._class
         for slide in self.slides():
             for layer in self.layers(slide):
                 stated = layer.features.get(CLASS)
                 if stated is not None and (stated == name).any():
-                    reclassify(layer, np.flatnonzero(stated == name), name, color.name())
+                    reclassify(layer, np.flatnonzero(stated == name), new, color)
         self._refresh()
+        self._mark_class()
 
     def _forget_class(self, name: str) -> None:
         """Offer a class no longer, unless objects have it."""
@@ -611,10 +624,10 @@ class Annotations(SlideDock):
         slide = self.slide
         if slide is None:
             return
-        folder = start_folder(self._folder, slide.path)
+        folder = start_folder(slide.path)
         path = ask_for_file(self.native, "Import annotations", folder, GEOJSON)
         if path:
-            self._folder, name = Path(path).parent, Path(path).name
+            name = Path(path).name
             known = self.keeper.snapshot(slide.path)
 
             def work() -> tuple[list[Annotation], int]:
@@ -703,10 +716,9 @@ class Annotations(SlideDock):
         layer, slide = self.layer_of_slide(), self.slide
         if layer is None or slide is None:
             return
-        path = ask_for_folder(self.native, "Open labels", start_folder(self._folder, slide.path))
+        path = ask_for_folder(self.native, "Open labels", start_folder(slide.path))
         if not path:
             return
-        self._folder = Path(path).parent
 
         def done(found: dict[str, tuple[int, Array]]) -> None:
             try:
@@ -778,11 +790,8 @@ class Annotations(SlideDock):
         slide = self.slide
         if slide is None:
             return ""
-        start = start_folder(self._folder, slide.path) / f"{slide_name(slide)}{ending}"
-        path = ask_where_to_save(self.native, title, start, filters)
-        if path:
-            self._folder = Path(path).parent
-        return path
+        start = start_folder(slide.path) / f"{slide_name(slide)}{ending}"
+        return ask_where_to_save(self.native, title, start, filters)
 
 
 def _call_all(disconnects: list[Callable[[], object]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magicgui.widgets import CheckBox, FloatRangeSlider, FloatSlider, LineEdit
@@ -91,7 +90,6 @@ class Channels(SlideDock):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._is_filling = False
-        self._folder: Path | None = None  # of the last file with groups
         self._filled: Composite | None = None  # the composite that the widgets show
         self.note = Text("Note")
         self.find = LineEdit(tooltip="List only channels whose name contains this text")
@@ -333,11 +331,10 @@ class Channels(SlideDock):
         slide, composite, layer = self.slide, self.composite, self.layer
         if slide is None or composite is None or layer is None:
             return
-        folder = start_folder(self._folder, slide.path)
+        folder = start_folder(slide.path)
         path = ask_for_file(self.native, "Open channel groups", folder, STORIES)
         if not path:
             return
-        self._folder = Path(path).parent
         try:
             groups = read_groups(path, composite, slide.levels[0].dtype)
         except SlideError as error:
@@ -352,11 +349,10 @@ class Channels(SlideDock):
         slide, layer = self.slide, self.layer
         if slide is None or layer is None:
             return
-        start = start_folder(self._folder, slide.path) / f"{layer.name}.story.json"
+        start = start_folder(slide.path) / f"{layer.name}.story.json"
         path = ask_where_to_save(self.native, "Save channel groups", start, STORIES)
         if not path:
             return
-        self._folder = Path(path).parent
         try:
             write_groups(path, channel_groups(layer), slide.levels[0].dtype)
         except SlideError as error:

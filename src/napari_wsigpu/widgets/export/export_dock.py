@@ -146,7 +146,6 @@ class RegionExport(SlideDock):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._running: list[Export] = []  # at most one
-        self._folder: Path | None = None
         # Updates the dock with a short delay, once for all events in between.
         self.timer = single_shot(self._update, INTERVAL_MS, self.native)
         self.source = choice("Slide", "The slide to export from")
@@ -340,8 +339,7 @@ class RegionExport(SlideDock):
         answer = ask_where_to_save(
             self.native,
             "Export region",
-            start_folder(self._folder, plan.slide.path)
-            / f"{slide_name(plan.slide)} {which}{endings[0]}",
+            start_folder(plan.slide.path) / f"{slide_name(plan.slide)} {which}{endings[0]}",
             f"{plan.kind} ({patterns})",
         )
         if answer:
@@ -353,7 +351,6 @@ class RegionExport(SlideDock):
     def write(self, files: Sequence[tuple[Plan, Path]], *, overwrite: bool) -> None:
         """Write files in another thread, and show the progress."""
         plan, path = files[0]
-        self._folder = path.parent
         export = Export(files)
         self._running.append(export)
         work, end = partial(export.write, overwrite=overwrite), partial(self._end, export)
