@@ -139,11 +139,15 @@ def test_inspector_becomes_a_tab_in_a_narrow_window(viewer, size, qtbot):
 
 
 def test_inspector_becomes_a_tab_where_it_was_a_tab_when_napari_was_closed(viewer, qtbot):
-    viewer.window.resize(1600, 1000)
+    size = (1089, 630)  # Qt makes the window higher for docks below each other
+    viewer.window.resize(*size)
     settle()
     title = "Inspector (Slides by napari-wsigpu)"
     get_settings().application.plugin_widget_positions = {title: "left"}
     open_slide_in(viewer)
+    settle()
+    assert size_of(viewer) == size
+    viewer.window.resize(1600, 1000)
     [inspector] = inspectors(viewer)
     dock = inspector.native.parent()
     tabs = viewer.window._qt_window.tabifiedDockWidgets(dock)

@@ -610,6 +610,27 @@ def test_what_is_drawn_after_an_import_is_an_object_of_its_own(
     assert [each.id for each in dock.keeper.annotations(dock.slide)] == ids
 
 
+def test_annotations_that_are_opened_first_are_placed_on_their_slide(viewer, dock, tmp_path):
+    square = np.array([[100.0, 100], [200, 100], [200, 200], [100, 200]])
+    found = [Annotation(kind, (square,), "ours", "Tumor") for kind in ("polygon", "points")]
+    path = tmp_path / "he_phantom.geojson"
+    write_geojson(path, found)
+    viewer.open([path, sample_path()], plugin=PLUGIN)
+    [shapes, points, slide] = sorted(viewer.layers, key=lambda each: type(each).__name__)[::-1]
+    shapes, points = points, shapes
+    for layer in (shapes, points):
+        np.testing.assert_allclose(layer.scale, slide.scale[-2:])
+        assert layer.units == slide.units
+    assert all(viewer.layers.index(each) > viewer.layers.index(slide) for each in (shapes, points))
+    outline, spots = dock.keeper.annotations(dock.slide)
+    np.testing.assert_allclose(outline.rings[0], square, atol=0.01)
+    np.testing.assert_allclose(spots.rings[0], square, atol=0.01)
+    QTest.qWait(2 * SETTLED_MS + PATIENCE_MS)
+    assert len(dock.rows) == 5
+    step = dock.slide.mpp[0]
+    assert dock.rows.sizes(0).startswith(f"Area {round(100 * 100 * step * step):,}")
+
+
 def test_changes_are_undone_and_made_again(viewer, dock, slides):
     first, second = slides
     steps = [dock.undo.native, dock.redo.native]

@@ -50,7 +50,7 @@ MANY = (
 PADDING = "padding"  # metadata key: shapes that fill a cell of the grid; see `is_padding`
 FOR_EXPORT = "for export"  # metadata key: shapes that select a region, not annotations
 REST = "annotations"  # metadata key: properties without a table column, by id
-DRAWN = "drawn"  # metadata key: UUID from which points without an id derive that of their object
+DRAWN = "drawn"  # metadata key: UUID from which objects without an id of their own derive one
 CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
 RED: Color = (255, 0, 0)  # color of objects without a class, as in QuPath
 LIGHT = 0x26  # opacity of fills, out of 255, which keeps the slide visible
@@ -539,8 +539,8 @@ def _of_points(content: Array, attributes: Attributes, pixels_of: ToPixels) -> l
         by_object[key].append(index)
     drawn = (attributes.get("metadata") or {}).get(DRAWN)
     for key, found in by_object.items():
-        row = rows[found[0]]
-        row["id"] = row["id"] or (str(uuid5(UUID(drawn), repr(key))) if drawn else "")
+        if not (key[0] and owns[found[0]]):
+            rows[found[0]]["id"] = _derived(drawn, *key)
     return [Annotation("points", (moved[found],), **rows[found[0]]) for found in by_object.values()]
 
 
@@ -592,6 +592,11 @@ def _moved(annotations: Sequence[Annotation], pixels_of: ToPixels) -> list[Annot
     ]
 
 
+def _derived(drawn: str | None, *parts: object) -> str:
+    """Return an id that is the same in each file, for an object without one."""
+    return str(uuid5(UUID(drawn), repr(parts))) if drawn else ""
+
+
 def _columns(attributes: Attributes) -> dict[str, list[Any]]:
     table = attributes.get("features")
     return {} if table is None else {name: list(table[name]) for name in table}
@@ -606,10 +611,10 @@ def _rows(
     """
     columns = _columns(attributes)
     metadata = attributes.get("metadata") or {}
-    rest, codes = metadata.get(REST, {}), metadata.get(CODES, {})
+    rest, codes, drawn = metadata.get(REST, {}), metadata.get(CODES, {}), metadata.get(DRAWN)
     colors = [_bytes(each) for each in _colors(attributes.get(color), count)]
     measured = [name for name in columns if name not in COLUMNS and _is_number(columns[name])]
-    used: set[str] = set()
+    used = Counter[str]()
     rows = []
     for index in range(count):
         cells = {name: column[index] for name, column in columns.items()}
@@ -617,7 +622,7 @@ def _rows(
         stated = _text(cells.get(ID))
         # napari copies features to a new shape; a repeated id belongs to the first shape.
         own = stated if (owns[index] if owns else stated not in used) else ""
-        used.add(own)
+        used[stated] += 1
         nucleus, extra = rest.get(own, ((), {}))
         shown = colors[index]
         rows.append(
@@ -632,7 +637,7 @@ def _rows(
                 }
                 if own or not stated
                 else {},
-                "id": own,
+                "id": own or _derived(drawn, stated, used[stated]) if stated else "",
                 "nucleus": nucleus,
                 "extra": {**codes.get(classification, {}), **extra},
             }

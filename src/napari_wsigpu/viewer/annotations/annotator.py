@@ -25,16 +25,18 @@ from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     FOR_EXPORT,
+    REST,
     SLIDE,
     annotations_in,
     contents_of,
     draws,
+    flat_placement,
     holds_annotations,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL
 from napari_wsigpu.viewer.annotations.undo_history import History
 from napari_wsigpu.viewer.drawing.outlines import OutlineDrawing
-from napari_wsigpu.viewer.layers.slide_layers import stem_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of, stem_of
 from napari_wsigpu.viewer.napari_internals import (
     SHAPES_VISUAL,
     drop_leftovers,
@@ -278,6 +280,20 @@ class Annotator:
                     recovery.discard(path)
 
         threading.Thread(target=work, name="slide-annotations").start()
+
+    def adopt(self, slide_layer: Layer) -> None:
+        """Place annotations that were read before their slide on it."""
+        viewer, slide = self._viewer(), slide_of(slide_layer)
+        if viewer is None or slide is None:
+            return
+        for layer in viewer.layers:
+            if REST in layer.metadata and SLIDE not in layer.metadata:
+                layer.metadata[SLIDE] = slide.path
+                for name, value in flat_placement(slide_layer).items():
+                    setattr(layer, name, value)
+                if self._watch(layer):
+                    self._touch_layer(layer)
+                show_info(f"'{layer.name}' was placed on '{slide_name(slide)}'.")
 
     def fit_outlines(self) -> None:
         """Give all outlines the same width on screen at any zoom."""

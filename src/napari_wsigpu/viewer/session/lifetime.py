@@ -93,6 +93,7 @@ def _prepare(layer: Layer, viewer: Viewer) -> None:
         paths = [each.path for each in map(slide_of, viewer.layers) if each is not None]
         if paths.count(slide.path) == 1:
             show_annotations(viewer, slide.path)
+            annotator_of(viewer).adopt(layer)
     if shown_composite(layer) is not None:
         show_channel_values(layer)
 

@@ -11,6 +11,7 @@ from qtpy.QtCore import QSize, Qt, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow
 
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import (
     active_slide,
     is_shown,
@@ -83,6 +84,8 @@ class SlideDock(Panel):
         self.slide: Slide | None = None
         self.jobs = Jobs()
         self._is_docked = False
+        window = main_window(viewer)
+        self._window_size = None if window is None else window.size()
         self.empty.native.installEventFilter(self.native)
         self.native.hint = self._hint
         self.native.docked.connect(self._share_names)
@@ -155,7 +158,7 @@ class SlideDock(Panel):
             dock.setWindowTitle(self.title_in_tabs)
             self._join_docks(dock)
             self._allow_small_windows(dock)
-            soon(self.native, partial(self._widen_canvas, dock))
+            soon(self.native, partial(self._widen_canvas, dock, self.native.window().size()))
         elif not spontaneous:
             QTimer.singleShot(0, dock.raise_)  # Qt restores the tab only after this event
 
@@ -182,11 +185,12 @@ class SlideDock(Panel):
             if each is not None:
                 each.setMinimumHeight(0)  # else Qt keeps the largest one that the dock ever had
 
-    def _widen_canvas(self, dock: QDockWidget) -> None:
+    def _widen_canvas(self, dock: QDockWidget, grown: QSize) -> None:
         """Become a tab next to one of napari's layer docks if the canvas gets too narrow.
 
         The dock also becomes a tab if napari placed it below them. napari does this when the dock
-        was last on that side: it restores the side of the window, but not the tabs.
+        was last on that side: it restores the side of the window, but not the tabs. The window,
+        which Qt has enlarged to `grown` for docks below each other, gets its size back.
         """
         window = self.native.window()
         if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
@@ -202,6 +206,8 @@ class SlideDock(Panel):
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
             lay_out_docks(window)  # widens the canvas now, not in a later event
+            if self._window_size and window.size() == grown and not window.isMaximized():
+                window.resize(self._window_size)
             soon(self.native, partial(self._take_height, window, dock))
 
     def _take_height(self, window: QMainWindow, dock: QDockWidget) -> None:
