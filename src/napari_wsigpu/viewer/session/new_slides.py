@@ -13,7 +13,12 @@ from napari_wsigpu.slide.facts import title
 from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of
 from napari_wsigpu.viewer.layers.stack_axes import show_plane
 from napari_wsigpu.viewer.napari_internals import main_window
-from napari_wsigpu.viewer.view.arrangement import raise_annotations, show_only, slides_of
+from napari_wsigpu.viewer.view.arrangement import (
+    forget_view,
+    raise_annotations,
+    show_only,
+    slides_of,
+)
 from napari_wsigpu.viewer.window.docks import (
     ANNOTATE,
     CHANNELS,
@@ -148,6 +153,8 @@ class _NewSlides:
         new = [slide for slide in slides if slide in self._slides]
         if len(slides) > 1 and new:
             show_only(viewer, new[0])
+            for slide in new:  # the user has not seen the others yet
+                forget_view(viewer, slide)
             self._view = camera_view(viewer)
             if is_known():
                 open_dock(viewer, SLIDES, behind=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.layers.placement import Attributes
+    from napari_wsigpu.viewer.window.main_window import CameraView
 
 VIEW = "view"  # metadata key of a slide's layer: where the user left it for another slide
 ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
@@ -164,12 +165,18 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     viewer.layers.selection.active = layers[-1]
     if tool and _owner(before) in paths - {slide.path}:
         take_tool(viewer, slide, before, tool)
-    view = layers[-1].metadata.pop(VIEW, None)
+    view = forget_view(viewer, slide)
     if view is None:
         fit_to(viewer, layers)
     else:
         camera = viewer.scene.camera
         camera.center, camera.zoom, camera.angles = view
+
+
+def forget_view(viewer: Viewer, slide: Slide) -> CameraView | None:
+    """Forget where the user left a slide, so that showing it fits it; return the view."""
+    view: CameraView | None = layers_of(viewer, slide)[-1].metadata.pop(VIEW, None)
+    return view
 
 
 def has_copy(viewer: Viewer, slide: Slide) -> bool:

@@ -158,7 +158,7 @@ class SlideDock(Panel):
             dock.setWindowTitle(self.title_in_tabs)
             self._join_docks(dock)
             self._allow_small_windows(dock)
-            soon(self.native, partial(self._widen_canvas, dock, self.native.window().size()))
+            soon(self.native, partial(self._widen_canvas, dock))
         elif not spontaneous:
             QTimer.singleShot(0, dock.raise_)  # Qt restores the tab only after this event
 
@@ -185,12 +185,12 @@ class SlideDock(Panel):
             if each is not None:
                 each.setMinimumHeight(0)  # else Qt keeps the largest one that the dock ever had
 
-    def _widen_canvas(self, dock: QDockWidget, grown: QSize) -> None:
+    def _widen_canvas(self, dock: QDockWidget) -> None:
         """Become a tab next to one of napari's layer docks if the canvas gets too narrow.
 
         The dock also becomes a tab if napari placed it below them. napari does this when the dock
-        was last on that side: it restores the side of the window, but not the tabs. The window,
-        which Qt has enlarged to `grown` for docks below each other, gets its size back.
+        was last on that side: it restores the side of the window, but not the tabs. If Qt has made
+        the window higher for docks below each other, it gets its height back.
         """
         window = self.native.window()
         if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
@@ -206,8 +206,9 @@ class SlideDock(Panel):
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
             lay_out_docks(window)  # widens the canvas now, not in a later event
-            if self._window_size and window.size() == grown and not window.isMaximized():
-                window.resize(self._window_size)
+            before = self._window_size
+            if before and before.width() == window.width() and not window.isMaximized():
+                window.resize(before)
             soon(self.native, partial(self._take_height, window, dock))
 
     def _take_height(self, window: QMainWindow, dock: QDockWidget) -> None:
