@@ -42,7 +42,7 @@ MS, COUNT = "{:,.1f} ms", "{:,.0f}"
 _SINGLE = "single-h100-16-cores: regions/reader={}&side=256&way=random/"
 _REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
 _WALK = "walk: costs_ms/20/modes/{}/"
-_JPEG2000 = "jpeg2000-h100: batches/codec={}&decoder=%s/gigapixels_a_second"
+_JPEG2000 = "jpeg2000-h200: batches/codec={}&decoder=%s/gigapixels_a_second"
 
 
 def _window(side: str, mode: str) -> str:
@@ -105,15 +105,18 @@ TABLES = {
             "JPEG": "jpeg",
             "restart intervals of 2048 x 8, as in NDPI": "jpeg intervals",
             "JPEG 2000": "jpeg2000",
+            "HTJ2K": "htj2k",
             "deflate": "deflate",
             "LZW": "lzw",
-            "uncompressed": "none",
+            "zstd": "zstd",
             "PackBits": "packbits",
+            "uncompressed": "none",
             "LERC": "lerc",
             "WebP": "webp",
+            "JPEG XL": "jpegxl",
         },
         {
-            heading: (f"compressions-h100: kinds/kind={{}}/{key}", COUNT)
+            heading: (f"compressions-h200: kinds/kind={{}}/{key}", COUNT)
             for heading, key in (("to the GPU", "gpu"), ("CPU, 16 cores", "cpu"))
         },
     ),

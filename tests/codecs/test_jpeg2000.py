@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import imagecodecs
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import tifffile
 from pydicom.uid import HTJ2K, JPEG2000, HTJ2KLossless, HTJ2KLosslessRPCL, JPEG2000Lossless
 
 from napari_wsigpu import convert, open_slide
+from napari_wsigpu.codecs.jpeg2000 import decode_jpeg2000, use_threads
 from tests import oracles
+from tests.fakes.host_device import level_of
 from tests.writers import dicomslides, slides, tiffbytes
 
 PIXELS = slides.picture(90, 130)
@@ -158,3 +162,25 @@ def test_a_copy_without_aperio_has_the_same_colours(tmp_path, suffix, encoded):
     with tifffile.TiffFile(copy) as tiff:
         assert tiff.pages.first.compression == 33003
     np.testing.assert_array_equal(read(copy), read(path))
+
+
+@pytest.mark.parametrize(("side", "expected"), [(64, 1), (1024, 4)])
+def test_threads_for_large_tiles(monkeypatch, side, expected):
+    """Decoding of a tile that the GPU's is compared with, and for which a reader waits."""
+    decode, used = imagecodecs.jpeg2k_decode, []
+
+    def noted(*args, numthreads, **options):
+        used.append(numthreads)
+        return decode(*args, numthreads=numthreads, **options)
+
+    monkeypatch.setattr(imagecodecs, "jpeg2k_decode", noted)
+    pixels = np.resize(PIXELS, (side, side, 3))
+    stream = memoryview(transformed(pixels))
+    encoding = level_of(3, tile=(side, side), compression=33005).encoding
+    found = []
+    for start in (None, lambda: use_threads(4)):
+        with ThreadPoolExecutor(1, initializer=start) as pool:
+            found.append(np.empty_like(pixels))
+            pool.submit(decode_jpeg2000, stream, encoding, 0, found[-1]).result()
+    assert used == [1, expected]
+    np.testing.assert_array_equal(found, [pixels, pixels])

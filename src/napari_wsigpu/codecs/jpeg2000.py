@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 import imagecodecs
@@ -21,6 +22,14 @@ SIGNATURE_BOX = b"\0\0\0\x0cjP  "
 # The markers COD, SOT and SOD, and the length of a SOT segment with its marker.
 CODING, TILE_PART, DATA, TILE_PART_LENGTH = 0xFF52, 0xFF90, 0xFF93, 12
 LONGEST_MAIN_HEADER = 1 << 16
+LARGE = 1 << 20  # samples: starting threads for fewer would take too long
+
+_local = threading.local()  # `threads`: see `use_threads`
+
+
+def use_threads(count: int) -> None:
+    """Let the calling thread decode large tiles with several threads from now on."""
+    _local.threads = count
 
 
 def decode_jpeg2000(data: Data, encoding: Encoding, plane: int, out: Array) -> None:
@@ -29,7 +38,8 @@ def decode_jpeg2000(data: Data, encoding: Encoding, plane: int, out: Array) -> N
         raise ValueError("JPEG 2000 does not support floating-point samples")
     start = start_of(data)
     subsampled = _check_codestream(data[start : start + CODESTREAM_HEAD], out.shape)
-    imagecodecs.jpeg2k_decode(data, out=out)
+    threads = getattr(_local, "threads", 1) if out.size >= LARGE else 1
+    imagecodecs.jpeg2k_decode(data, numthreads=threads, out=out)
     if may_be_ycbcr(encoding) and not subsampled and not is_transformed(data[start:]):
         ycbcr_to_rgb(out, bits=(data[start + 42] & 127) + 1)
 

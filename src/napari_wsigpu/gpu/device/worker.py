@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.codecs.jpeg2000 import use_threads
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.compressed.compressed_engine import ENGINE, CompressedEngine
 from napari_wsigpu.gpu.compressed.compressed_engine import KERNELS as COMPRESSED
@@ -41,6 +43,7 @@ MOST_IDLE = 4
 # Page-locking memory takes longer than filling it, so buffers are large enough for a thousand tiles
 # and smaller batches reuse them.
 SMALLEST_BUFFER = 16 << 20
+MOST_THREADS = 8  # that decode a reference
 
 logger = logging.getLogger(__name__)
 
@@ -184,11 +187,13 @@ class DecodeWorker:
     def decode_reference(self, tile: EncodedTile) -> Future[Array]:
         """Decode a tile on the CPU for the `Verifier`.
 
-        The thread is kept for the next tile, because starting one takes as long as decoding.
+        The thread is kept for the next tile, because starting one takes as long as decoding. The
+        first read of a slide waits for it, so several threads decode a large tile.
         """
         with self._lock:
             if self._reference is None:
-                self._reference = ThreadPoolExecutor(1, "wsigpu-reference")
+                threads = min(os.cpu_count() or 1, MOST_THREADS)
+                self._reference = ThreadPoolExecutor(1, "wsigpu-reference", use_threads, (threads,))
             return self._reference.submit(
                 decode_tile, tile, np.empty(tile.level.tile_bytes, np.uint8)
             )
