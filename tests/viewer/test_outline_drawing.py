@@ -192,3 +192,26 @@ def test_far_outlines_skip_vertices():
         _, lines, _ = outlines.seen(np.array([-200, -200]), np.array([200, 200]), zoom)
         assert len(lines) == pytest.approx(count, abs=1)
         np.testing.assert_array_equal(lines[:, 1], np.roll(lines[:, 0], -1))
+
+
+@pytest.mark.window
+@pytest.mark.parametrize("count", [2, LEAST])
+def test_outlines_follow_a_shape_that_is_dragged(viewer, shown, count):
+    image, layer = shown
+    layer.remove(list(range(count, LEAST)))
+    layer.mode = "select"
+    layer.selected_data = {0}
+    zoom = 0.3 / image.scale[0]
+    for _ in range(2):
+        layer._data_view.shift(0, np.array([0, 250]))  # as napari moves it with the mouse
+        layer.refresh()
+    layer.selected_data = set()
+    viewer.layers.selection.active = image
+
+    def is_outlined(x):
+        viewer.scene.camera.zoom = zoom
+        viewer.scene.camera.center = image.data_to_world((350, x))
+        pixels = viewer.screenshot(size=(200, 300), flash=False).astype(int)[100, 140:161]
+        return np.count_nonzero((pixels[:, 2] > 150) & (pixels[:, 0] < 110)) >= 2
+
+    assert [is_outlined(x) for x in (200, 500, 700, 1000)] == [False, False, True, True]

@@ -1,5 +1,7 @@
 """The dock "Slides", used as people do."""
 
+import shutil
+
 import numpy as np
 import pytest
 from napari.utils.notifications import notification_manager
@@ -71,7 +73,8 @@ def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
 
 
 @pytest.mark.window
-def test_each_slide_is_shown_where_the_user_left_it(viewer, dock, slide_is_open, dark):
+def test_each_slide_is_shown_where_the_user_left_it(viewer, dock, slide_is_open, dark, tmp_path):
+    third = shutil.copy(dark, tmp_path / "third.tif")
     slide_is_open(sample_path(), dark)
     wait_for_layout(viewer)
     camera = viewer.scene.camera
@@ -84,7 +87,17 @@ def test_each_slide_is_shown_where_the_user_left_it(viewer, dock, slide_is_open,
     choose(dock, "he_phantom.svs")
     assert (camera.zoom, camera.center) == left
     choose(dock, "he_phantom.svs")  # again, although it is shown
+    assert (camera.zoom, camera.center) == left
+    click(dock.side_by_side)
     assert camera.zoom < left[0] / 2
+    choose(dock, "he_phantom.svs")
+    assert (camera.zoom, camera.center) == left
+    # Also if it was left for a slide that is opened.
+    slide_is_open(third)
+    assert listed(dock)[-1] == "third.tif"
+    assert camera.zoom != left[0]
+    choose(dock, "he_phantom.svs")
+    assert (camera.zoom, camera.center) == left
     viewer.window.resize(1500, 900)
     QTest.qWait(300)
     choose(dock, "dark.tif")

@@ -24,7 +24,7 @@ from napari_wsigpu.annotations.rings import ellipse, split
 from napari_wsigpu.viewer.napari_internals import SHAPE_LIST, SHAPES, SHAPES_LAYER, layer_visual
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from napari import Viewer
     from napari.layers import Shapes
@@ -93,11 +93,7 @@ class Outlines:
         self.owners = np.repeat(self.ring_owners, self._lengths)
         closed = np.array([kind not in OPEN for kind in layer.shape_type])
         self._closed = closed[self.ring_owners]
-        low = np.minimum.reduceat(self.vertices, self._starts)
-        high = np.maximum.reduceat(self.vertices, self._starts)
-        self.centers: Floats = np.mean([low, high], axis=0, dtype=np.float32)
-        self.sizes: Floats = (high - low).max(axis=1)
-        self._box = low, high
+        self._measure()
         # In napari's mesh, the triangles of each shape's fill precede its outline's.
         points = np.array([each.face_vertices_count for each in shapes])
         self._triangles = np.array([each.face_triangles_count for each in shapes])
@@ -108,6 +104,24 @@ class Outlines:
         faces = mesh.triangles[_ranges(mesh.triangles_index[:-1], self._triangles)]
         self._faces = (faces + shift[:, None]).astype(np.uint32)
         self._first_face = _offsets(self._triangles)[:-1]
+
+    def _measure(self) -> None:
+        low = np.minimum.reduceat(self.vertices, self._starts)
+        high = np.maximum.reduceat(self.vertices, self._starts)
+        self.centers: Floats = np.mean([low, high], axis=0, dtype=np.float32)
+        self.sizes: Floats = (high - low).max(axis=1)
+        self._box = low, high
+
+    def update(self, layer: Shapes, moved: Iterable[int]) -> None:
+        """Move the vertices of shapes that were moved, resized or rotated."""
+        mesh = SHAPE_LIST.get(SHAPES.get(layer))
+        for index in moved:
+            rings = _rings(layer.data[index], layer.shape_type[index])
+            self.vertices[self.owners == index] = _reversed(np.concatenate(rings))
+            filled, first = self.fill_owners == index, mesh.vertices_index[index]
+            fill = mesh.vertices[first : first + np.count_nonzero(filled)]
+            self.fill_vertices[filled] = _reversed(fill)
+        self._measure()
 
     def seen(self, low: Array, high: Array, zoom: float) -> tuple[Array, Array, Array]:
         """Return vertex indices of visible triangles and segments, and indices of small rings.
@@ -272,6 +286,8 @@ class OutlineDrawing:
     def __init__(self, viewer: Viewer, layer: Shapes) -> None:
         self._layer, self._visual = layer, layer_visual(viewer, layer)
         self._data: list[Array] = []
+        self._values: list[Array] = []  # copies of the same
+        self._outlines: Outlines | None = None
         self._colors: tuple[Array, Array] | None = None
         self._node: Any = None
         self._napari_draws = SHAPES_LAYER.get(self._visual)
@@ -316,10 +332,20 @@ class OutlineDrawing:
         if self._node is None:
             self._node = _OutlinesNode(parent=self._visual.node)
         data = self._layer.data
-        # napari creates a new vertex array for each shape that changes.
+        # napari creates a new vertex array for each shape that changes, but it moves, resizes and
+        # rotates selected shapes in place, also the one that is being drawn.
         if len(data) != len(self._data) or not all(map(is_, data, self._data)):
             self._data, self._colors = data, None
-            self._node.set_outlines(Outlines(self._layer))
+            self._values = [*map(np.array, data)]
+            self._outlines = Outlines(self._layer)
+            self._node.set_outlines(self._outlines)
+        selected = [each for each in self._layer.selected_data if each in range(len(data))]
+        moved = [each for each in selected if not np.array_equal(data[each], self._values[each])]
+        if moved and self._outlines is not None:
+            for each in moved:
+                self._values[each] = np.array(data[each])
+            self._outlines.update(self._layer, moved)
+            self._node.set_outlines(self._outlines)
         self._set_colors()
         self._update_matrix()
         self._visual.node.update()

@@ -14,7 +14,7 @@ from napari_wsigpu.viewer.layers.slide_layers import shown_composite, slide_of
 from napari_wsigpu.viewer.layers.stack_axes import show_plane
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.arrangement import (
-    forget_view,
+    keep_view,
     raise_annotations,
     show_only,
     slides_of,
@@ -152,9 +152,8 @@ class _NewSlides:
         slides = slides_of(viewer)
         new = [slide for slide in slides if slide in self._slides]
         if len(slides) > 1 and new:
+            keep_view(viewer, new)
             show_only(viewer, new[0])
-            for slide in new:  # the user has not seen the others yet
-                forget_view(viewer, slide)
             self._view = camera_view(viewer)
             if is_known():
                 open_dock(viewer, SLIDES, behind=True)

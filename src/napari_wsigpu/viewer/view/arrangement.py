@@ -149,9 +149,7 @@ def show_next(viewer: Viewer, step: int = 1) -> None:
 def show_only(viewer: Viewer, slide: Slide) -> None:
     """Show only one slide and its annotations where the user left it, and keep the tool."""
     before = viewer.layers.selection.active
-    left = [each for each in slides_of(viewer) if is_shown(viewer, each)]
-    if len(left) == 1 and left[0] is not slide:
-        layers_of(viewer, left[0])[-1].metadata[VIEW] = moved_view(viewer)
+    keep_view(viewer)
     drew = isinstance(before, Shapes | Points) and holds_annotations(before) and draws(before)
     tool = str(before.mode) if drew else ""  # napari resets it when a layer is hidden
     _leave_grid(viewer)
@@ -171,6 +169,13 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     else:
         camera = viewer.scene.camera
         camera.center, camera.zoom, camera.angles = view
+
+
+def keep_view(viewer: Viewer, new: Sequence[Slide] = ()) -> None:
+    """Remember where the user has moved the only slide that is shown, apart from new ones."""
+    shown = [each for each in slides_of(viewer) if is_shown(viewer, each) and each not in new]
+    if len(shown) == 1 and not viewer.canvas.grid.enabled:
+        layers_of(viewer, shown[0])[-1].metadata[VIEW] = moved_view(viewer)
 
 
 def forget_view(viewer: Viewer, slide: Slide) -> CameraView | None:
@@ -202,6 +207,7 @@ def remove_slide(viewer: Viewer, slide: Slide) -> None:
 
 def show_all(viewer: Viewer) -> None:
     """Show all slides at their own positions, below all annotations."""
+    keep_view(viewer)
     _leave_grid(viewer)
     _reveal(viewer)
     raise_annotations(viewer, slides_of(viewer))
@@ -229,6 +235,7 @@ def show_side_by_side(viewer: Viewer) -> None:
     LayerError
         See `line_up`.
     """
+    keep_view(viewer)
     line_up(viewer)
     _reveal(viewer)
     viewer.canvas.grid.shape = (-1, -1)
