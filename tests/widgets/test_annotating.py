@@ -1070,6 +1070,14 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     np.testing.assert_allclose(shapes.edge_color[-1], transform_color("#654321")[0], atol=0.01)
 
 
+def test_classes_of_the_table_are_kept_for_other_sessions(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    dock._edit(0, 0, "Vessel")
+    QTest.qWait(2 * SETTLED_MS)
+    assert classes(shapes) == ["Vessel"]
+    np.testing.assert_allclose(shapes.edge_color[0], transform_color(own_classes()["Vessel"])[0])
+
+
 def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     press(dock.chips["Tumor"])
     second = draw(viewer, dock)

@@ -10,7 +10,12 @@ from qtpy.QtTest import QTest
 
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
-from napari_wsigpu.viewer.view.navigation import center_on, center_on_box, objective_of
+from napari_wsigpu.viewer.view.navigation import (
+    center_on,
+    center_on_box,
+    magnifications_of,
+    objective_of,
+)
 from tests.viewer.shared import wait_for_layout
 from tests.widgets.conftest import assert_text_grows, click
 
@@ -85,8 +90,8 @@ def test_a_click_and_a_drag_move_the_view(viewer, dock, layer, qtbot):
 def test_buttons_magnify_as_objectives_do(viewer, dock, layer, qtbot):
     slide = layer.data[0].slide
     before = middle(viewer, layer)
-    for number, button in dock.buttons.items():
-        click(button)
+    for number in magnifications_of(slide):
+        click(dock.buttons[number])
         on_screen = viewer.scene.camera.zoom * layer.scale[-1]  # of a pixel of level 0
         assert on_screen == pytest.approx(number / slide.objective)
         qtbot.waitUntil(
@@ -146,6 +151,14 @@ def test_a_slide_of_unknown_scale(viewer, dock, slide_is_open, tmp_path, qtbot):
     assert list(dock.unit.choices) == ["px"]
     viewer.scene.camera.zoom = 0.5
     qtbot.waitUntil(lambda: dock.magnification.value == "Shown at 50.0%")
+
+
+def test_magnifications_end_at_the_scan_s(dock, slide_is_open):
+    [layer] = slide_is_open(sample_path())
+    assert objective_of(layer.data[0].slide) == 20
+    enabled = {number: each.enabled for number, each in dock.buttons.items()}
+    assert enabled == {1: True, 2: True, 5: True, 10: True, 20: True, 40: False}
+    assert "20" in dock.buttons[40].tooltip
 
 
 def test_pixel_size_stands_for_the_objective(write_channels, slide_is_open, dock):

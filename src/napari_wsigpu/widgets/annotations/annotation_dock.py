@@ -526,11 +526,7 @@ class Annotations(SlideDock):
     def set_class(self, name: str) -> None:
         """Assign a class to the selected objects and to new ones."""
         self._class = name
-        if name:
-            color = self._classes.get(name) or new_color(name, self._classes)
-            if name not in self._added:
-                self._added[name] = color
-                keep_own_classes(self._added)
+        self._color_of(name)
         self._offer_classes()
         for layer in self._selected_in():
             self._classify(layer, () if self._is_drawn(layer) else layer.selected_data)
@@ -538,6 +534,16 @@ class Annotations(SlideDock):
         self._mark_class()
         if isinstance(self.viewer.layers.selection.active, Labels):
             self._refuse(NO_CLASSES)
+
+    def _color_of(self, name: str) -> str:
+        """Return the color of a class, which is also offered in other sessions from now on."""
+        if not name:
+            return NONE
+        color = self._classes.get(name) or new_color(name, self._classes)
+        if name not in self._added:
+            self._added[name] = color
+            keep_own_classes(self._added)
+        return color
 
     def _classify(self, layer: Shapes | Points, rows: Iterable[int] = ()) -> None:
         """Assign the marked class to objects of a layer and to new ones."""
@@ -588,8 +594,7 @@ class Annotations(SlideDock):
         number, index = self.rows.position(row)
         layer, text = self.rows.layers[number], text.strip()
         if column == 0:
-            color = (self._classes.get(text) or new_color(text, self._classes)) if text else NONE
-            reclassify(layer, [index], text, color)
+            reclassify(layer, [index], text, self._color_of(text))
         else:
             set_texts(layer, EDITABLE[column], [index], text)
         soon(self.native, self._refresh)  # Qt still uses the row

@@ -14,6 +14,7 @@ from napari_wsigpu.viewer.view.navigation import (
     MAGNIFICATIONS,
     center_on,
     describe_view,
+    magnifications_of,
     magnify,
     objective_of,
     position_in,
@@ -90,11 +91,12 @@ class Navigator(SlideDock):
         self.jobs.drop(self)
         if slide is None:
             return
-        known = objective_of(slide) is not None
+        offered, objective = magnifications_of(slide), objective_of(slide)
+        reason = UNKNOWN if objective is None else f"The slide was scanned at {objective:g}{TIMES}"
         for number, each in self.buttons.items():
-            each.enabled = known
+            each.enabled = number in offered
             tip = f"Show the slide as through a {number}{TIMES} objective"
-            each.tooltip = tip if known else UNKNOWN
+            each.tooltip = tip if each.enabled else reason
         units = [PIXELS] if slide.mpp is None else [MICROMETERS, PIXELS]
         offer(self.unit, [(unit, unit) for unit in units])
         geometry = slide.dimensions, pixel_aspect(slide)
@@ -106,6 +108,7 @@ class Navigator(SlideDock):
     def on_shown(self, spontaneous: bool = False) -> None:
         """Update the dock when it becomes visible."""
         super().on_shown(spontaneous)
+        self.position.reserve(2)  # micrometers and pixels
         self._refresh_soon()
 
     def on_resized(self) -> None:
