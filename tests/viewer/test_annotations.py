@@ -248,6 +248,22 @@ def test_points_of_a_class_are_one_object(model):
     assert apoptosis.classification == "Apoptosis"
 
 
+@pytest.mark.parametrize("kind", ["polygon", "points"])
+def test_objects_without_an_id_keep_what_they_say(model, kind):
+    """As QuPath wrote them up to version 0.3."""
+    stated = [
+        Annotation(kind, (SQUARE + 50 * number,), "", "Tumor", (1, 2, 3), nucleus=(SQUARE[:3],),
+                   extra={"number": number})
+        for number in range(2)
+    ]  # fmt: skip
+    [layer] = added(*model, stated)
+    found = back(model[0], layer)
+    assert [each.extra for each in found] == [{"number": 0}, {"number": 1}]
+    np.testing.assert_allclose([each.nucleus[0] for each in found], [SQUARE[:3]] * 2)
+    assert [each.id for each in back(model[0], layer)] == [each.id for each in found]
+    assert len({each.id for each in found} - {""}) == 2
+
+
 @pytest.mark.parametrize("changed", [0, 3])
 def test_a_changed_point_of_several_is_an_object_of_its_own(model, changed):
     model, layer = model

@@ -135,6 +135,8 @@ def annotation_layers(
     list of (data, attributes, "labels", "shapes" or "points")
         The features have the columns `COLUMNS` and one column per measurement.
     """
+    # What has no column is found by the id, and all files that are written state the same one.
+    annotations = [each if each.id else replace(each, id=str(uuid4())) for each in annotations]
     common: Attributes = {"name": name}
     metadata: Attributes = {}
     slide = slide_of(slide_layer)
@@ -268,7 +270,7 @@ def _rest(
     return {
         annotation.id: (annotation.nucleus, annotation.extra)
         for annotation in annotations
-        if annotation.id and (annotation.nucleus or annotation.extra)
+        if annotation.nucleus or annotation.extra
     }
 
 
