@@ -92,11 +92,11 @@ class Navigator(SlideDock):
         if slide is None:
             return
         offered, objective = magnifications_of(slide), objective_of(slide)
-        reason = UNKNOWN if objective is None else f"The slide was scanned at {objective:g}{TIMES}"
+        scanned = f"The slide was scanned at {objective or 0:.3g}{TIMES}"
         for number, each in self.buttons.items():
             each.enabled = number in offered
             tip = f"Show the slide as through a {number}{TIMES} objective"
-            each.tooltip = tip if each.enabled else reason
+            each.tooltip = tip if each.enabled else scanned if objective else UNKNOWN
         units = [PIXELS] if slide.mpp is None else [MICROMETERS, PIXELS]
         offer(self.unit, [(unit, unit) for unit in units])
         geometry = slide.dimensions, pixel_aspect(slide)
