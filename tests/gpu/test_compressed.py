@@ -391,6 +391,24 @@ def test_samples_are_restored(engine, dtype, swap, sum_up):
     np.testing.assert_array_equal(found, pixels)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_floats_are_restored(engine, dtype, channels):
+    level = level_of(channels, tile=(40, 56), dtype=dtype)
+    pixels = np.random.default_rng(5).normal(0, 3, (4, 40, 56, channels)).astype(dtype)
+    stored = np.stack([imagecodecs.floatpred_encode(each, axis=-2) for each in pixels])
+    device = engine._device
+    stream = device.new_stream()
+    with device.active():
+        tiles = device.empty(stored.shape, stored.dtype)
+        device.send(stored, tiles, stream)
+        addresses = device.address(tiles) + np.arange(4) * level.tile_bytes
+        engine.restore_floats(addresses, level, stream)
+        found = device.download(tiles, stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(found, pixels)
+
+
 WRITERS = {
     "PackBits": {"compression": "packbits"},
     "PackBits, big-endian": {"compression": "packbits", "byteorder": ">"},
@@ -408,15 +426,24 @@ WRITERS = {
 }
 
 
+FLOATS = {
+    f"floats, {order}": {"compression": "zlib", "predictor": 3, "byteorder": order}
+    for order in "<>"
+}
+CASES = [
+    *((name, dtype) for name in WRITERS for dtype in ("uint8", "uint16")),
+    *((name, dtype) for name in FLOATS for dtype in ("float32", "float64")),
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_slides_on_a_gpu(tmp_path, name, dtype):
     try:
         runtime.default().devices.worker(0)
     except DeviceError as error:
         pytest.skip(str(error))
-    options = dict(WRITERS[name])
+    options = {**WRITERS, **FLOATS}[name].copy()
     order = options.pop("byteorder", "<")
     pixels = np.tile(slides.picture(300, 500), (3, 2, 1)).astype(dtype)
     pixels = pixels * (257 if dtype == "uint16" else 1)

@@ -349,3 +349,21 @@ extern "C" __global__ void restore_samples(const unsigned long long *tiles, int 
         if (bytes == 8) restore((unsigned long long *)at, width, samples, swap, sum);
     }
 }
+
+// Undo the predictor of floating-point samples (TIFF technical note 3) in place, a block of threads
+// per row. A row holds the highest bytes of all samples, then the next ones, and so on; each byte is
+// the difference to the one `samples` before it. bytes: of a sample.
+extern "C" __global__ void restore_floats(const unsigned long long *tiles, int rows, int width,
+                                          int samples, int bytes) {
+    __shared__ unsigned char row[MOST_ROW];
+    const int count = width * samples, length = count * bytes;
+    unsigned char *const at = (unsigned char *)tiles[blockIdx.x / rows] +
+                              (long long)(blockIdx.x % rows) * length;
+    for (int i = threadIdx.x; i < length; i += blockDim.x) row[i] = at[i];
+    __syncthreads();
+    for (int channel = threadIdx.x; channel < samples; channel += blockDim.x)
+        for (int i = channel + samples; i < length; i += samples) row[i] += row[i - samples];
+    __syncthreads();
+    for (int i = threadIdx.x; i < length; i += blockDim.x)
+        at[i] = row[(bytes - 1 - i % bytes) * count + i / bytes];
+}

@@ -31,6 +31,8 @@ ENGINE = "lossless kernels"  # key of `gpu.device.verify.TOLERANCES`
 PART = row_type("u8 source, u8 target, i8 length")
 # Threads of a block that checks a tile, and of one that restores its samples.
 CHECKING, THREADS = 256, 128
+# Bytes of the longest row of floating-point samples whose predictor is undone.
+MOST_ROW = 1 << 15
 # Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951), and of tables for deflate.
 CONSTANTS = {
     "CODES": 4096,
@@ -44,6 +46,7 @@ CONSTANTS = {
     "QUICK": 10,
     "SYMBOL_BITS": 9,
     "CHECKING": CHECKING,
+    "MOST_ROW": MOST_ROW,
 }
 # Numbers of zstd (RFC 8878): bytes of the largest block, and bits of the longest Huffman code.
 # Sequences that are decoded before they are executed, and bytes that a thread copies for one.
@@ -166,6 +169,17 @@ class CompressedEngine(KernelEngine):
         table = self._device.table(addresses, stream)
         arguments = table, *numbers
         self._launch("restore_samples", blocks * len(addresses), THREADS, arguments, stream)
+
+    def restore_floats(self, addresses: Integers, level: LevelLayout, stream: Stream) -> None:
+        """Undo the predictor of floating-point samples in place; parameters as in `restore`.
+
+        A row of a tile has at most `MOST_ROW` bytes.
+        """
+        grid, samples = level.grid, level.encoding.samples
+        sizes = grid.tile_height, grid.tile_width, samples, level.dtype.itemsize
+        arguments = self._device.table(addresses, stream), *map(np.int32, sizes)
+        blocks = grid.tile_height * len(addresses)
+        self._launch("restore_floats", blocks, THREADS, arguments, stream)
 
     def _launch(
         self,

@@ -119,6 +119,9 @@ class _Tiles(PreparedBatch):
         return ENGINE
 
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
+        if self._level.encoding.predictor == PREDICTOR.FLOATINGPOINT:  # in any byte order
+            self._engine.restore_floats(self._targets, self._level, stream)
+            return
         swap = is_swapped(self._level)
         differences = self._level.encoding.predictor == PREDICTOR.HORIZONTAL
         if swap or differences:
