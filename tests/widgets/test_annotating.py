@@ -164,6 +164,23 @@ def test_the_tool_is_kept_on_another_slide(viewer, dock, slides, tool):
     assert not dock.tools[tool].native.isChecked()
 
 
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+@pytest.mark.parametrize("arrange", ["side_by_side", "all", None])
+def test_the_tool_is_kept_when_the_slide_is_shown_alone(viewer, dock, slides, tool, arrange):
+    _, switcher = viewer.window.add_plugin_dock_widget(PLUGIN, "Slides")
+    press(dock.tools["Outline"])
+    show(viewer, slides[0])
+    drag_and_wait(viewer, (0.4, 0.4), (0.6, 0.6))
+    show(viewer, slides[1])
+    for layer in slides:
+        if arrange:
+            press(getattr(switcher, arrange))
+        press(dock.tools[tool])
+        show(viewer, layer)
+        assert [name for name, each in dock.tools.items() if each.native.isChecked()] == [tool]
+        assert viewer.layers.selection.active.metadata[SLIDE] == slide_of(layer).path
+
+
 def test_each_slide_has_annotations_of_its_own(viewer, dock, slides, answer, tmp_path, settled):
     first, second = slides
     on_second = draw(viewer, dock)

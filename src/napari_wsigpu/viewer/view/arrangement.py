@@ -161,7 +161,7 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
             layer.visible = path == slide.path if shown is None else shown is slide
     layers = layers_of(viewer, slide)
     viewer.layers.selection.active = layers[-1]
-    if tool and _owner(before) in paths - {slide.path}:
+    if tool and _owner(before) in paths:
         take_tool(viewer, slide, before, tool)
     view = forget_view(viewer, slide)
     if view is None:
