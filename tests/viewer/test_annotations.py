@@ -264,6 +264,19 @@ def test_objects_without_an_id_keep_what_they_say(model, kind):
     assert len({each.id for each in found} - {""}) == 2
 
 
+def test_a_nucleus_follows_its_cell(model):
+    model, layer = model
+    cell = Annotation("polygon", (SQUARE,), nucleus=(SQUARE / 2 + 60,), id=ALL[0].id)
+    [shapes] = added(model, layer, [cell])
+    np.testing.assert_array_equal(back(model, shapes)[0].nucleus[0], cell.nucleus[0])
+    low = SQUARE.min(axis=0)
+    shapes.data = [(2 * (SQUARE - low) + low + (30, 70))[:, ::-1] - 0.5]
+    shapes.features = {"id": [cell.id]}
+    [found] = back(model, shapes)
+    moved = 2 * (cell.nucleus[0] - low) + low + (30, 70)
+    np.testing.assert_allclose(found.nucleus[0], moved, atol=0.01)
+
+
 @pytest.mark.parametrize("changed", [0, 3])
 def test_a_changed_point_of_several_is_an_object_of_its_own(model, changed):
     model, layer = model

@@ -266,12 +266,18 @@ def _table(annotations: Sequence[Annotation]) -> Attributes:
 
 def _rest(
     annotations: Sequence[Annotation],
-) -> dict[str, tuple[tuple[Array, ...], Mapping[str, object]]]:
+) -> dict[str, tuple[tuple[Array, ...], Mapping[str, object], Array]]:
+    """Return nucleus, further properties and box of annotations, by id."""
     return {
-        annotation.id: (annotation.nucleus, annotation.extra)
+        annotation.id: (annotation.nucleus, annotation.extra, _box(annotation))
         for annotation in annotations
         if annotation.nucleus or annotation.extra
     }
+
+
+def _box(annotation: Annotation) -> Array:
+    points = np.concatenate(annotation.rings)
+    return np.stack([points.min(axis=0), points.max(axis=0)])
 
 
 def is_padding(layer: Layer) -> bool:
@@ -512,7 +518,20 @@ def _of_shapes(
     types = attributes["shape_type"]
     types = [types] * len(content) if isinstance(types, str) else [str(each) for each in types]
     rows = _rows(attributes, len(content), "edge_color")
-    return shape_annotations(content, types, pixels_of, rows)
+    found = shape_annotations(content, types, pixels_of, rows)
+    rest = (attributes.get("metadata") or {}).get(REST, {})
+    return [_with_nucleus(each, rest[each.id][2]) if each.nucleus else each for each in found]
+
+
+def _with_nucleus(cell: Annotation, before: Array) -> Annotation:
+    """Return a cell with its nucleus, moved and scaled as the box of the cell has been."""
+    now = _box(cell)
+    if np.allclose(before, now, rtol=0, atol=SAME):
+        return cell
+    scale = np.ptp(now, axis=0) / np.maximum(np.ptp(before, axis=0), SAME)
+    return replace(
+        cell, nucleus=tuple((ring - before[0]) * scale + now[0] for ring in cell.nucleus)
+    )
 
 
 def _outline(kind: str, vertices: Array) -> tuple[Kind, tuple[Array, ...]]:
@@ -625,7 +644,7 @@ def _rows(
         # napari copies features to a new shape; a repeated id belongs to the first shape.
         own = stated if (owns[index] if owns else stated not in used) else ""
         used[stated] += 1
-        nucleus, extra = rest.get(own, ((), {}))
+        nucleus, extra, _ = rest.get(own, ((), {}, None))
         shown = colors[index]
         rows.append(
             {
