@@ -45,3 +45,14 @@ def test_missing_points_and_parts_are_new():
         [Annotation("line", (SQUARE, HOLE))], [Annotation("line", (SQUARE,))]
     )
     assert (rings(new), skipped) == ([HOLE.tolist()], 1)
+
+
+def test_no_id_is_used_twice():
+    """The slide has an object of the file that was moved since it was read."""
+    number = "0f0e0d0c-1111-4222-8333-444455556666"
+    stated = Annotation("polygon", (SQUARE,), id=number, name="cell")
+    other = Annotation("polygon", (SQUARE + 90,), id=number.replace("0f", "1f"))
+    moved = Annotation("polygon", (SQUARE + 5,), id=number, name="cell")
+    new, skipped = without_known([stated, other], [moved])
+    assert [(each.id, each.name) for each in new] == [("", "cell"), (other.id, "")]
+    assert skipped == 0

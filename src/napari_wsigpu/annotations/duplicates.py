@@ -35,12 +35,14 @@ def without_known(
     Returns
     -------
     new : list of Annotation
-        The other objects.
+        The other objects. One with the id of a known object, which was changed since, has no id.
     skipped : int
         Number of outlines, points and parts of lines that were left out.
     """
     parts: dict[Key, list[Part]] = defaultdict(list)
+    ids: set[str] = set()
     for annotation in known:
+        ids.add(annotation.id)
         for part in _parts(annotation):
             parts[_key(annotation, part, 0, 0)].append(part)
     if not parts:
@@ -66,7 +68,8 @@ def without_known(
                     rings=(np.concatenate(rings),) if annotation.kind == "points" else rings,
                 )
             )
-    return new, skipped
+    ids.discard("")
+    return [replace(each, id="") if each.id in ids else each for each in new], skipped
 
 
 def skipped_sentence(count: int) -> str:
