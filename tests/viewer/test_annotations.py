@@ -248,12 +248,13 @@ def test_points_of_a_class_are_one_object(model):
     assert apoptosis.classification == "Apoptosis"
 
 
+@pytest.mark.parametrize("stated_id", ["", ALL[0].id])
 @pytest.mark.parametrize("kind", ["polygon", "points"])
-def test_objects_without_an_id_keep_what_they_say(model, kind):
-    """As QuPath wrote them up to version 0.3."""
+def test_objects_without_an_id_of_their_own_keep_what_they_say(model, kind, stated_id):
+    """As QuPath wrote them up to version 0.3, and other programs with one id for all."""
     stated = [
         Annotation(kind, (SQUARE + 50 * number,), "", "Tumor", (1, 2, 3), nucleus=(SQUARE[:3],),
-                   extra={"number": number})
+                   extra={"number": number}, id=stated_id)
         for number in range(2)
     ]  # fmt: skip
     [layer] = added(*model, stated)

@@ -135,8 +135,7 @@ def annotation_layers(
     list of (data, attributes, "labels", "shapes" or "points")
         The features have the columns `COLUMNS` and one column per measurement.
     """
-    # What has no column is found by the id, and all files that are written state the same one.
-    annotations = [each if each.id else replace(each, id=str(uuid4())) for each in annotations]
+    annotations = _with_ids(annotations)
     common: Attributes = {"name": name}
     metadata: Attributes = {}
     slide = slide_of(slide_layer)
@@ -165,6 +164,20 @@ def annotation_layers(
         *([_shapes(shapes, common, slide)] if shapes else []),
         *([_points(points, of_points)] if points else []),
     ]
+
+
+def _with_ids(annotations: Iterable[Annotation]) -> list[Annotation]:
+    """Give an id to objects without one, and to those whose id an earlier object has.
+
+    What has no column is found by the id, and all files that are written state the same one.
+    """
+    used: set[str] = set()
+    found = []
+    for each in annotations:
+        is_own = each.id and each.id not in used
+        found.append(each if is_own else replace(each, id=str(uuid4())))
+        used.add(found[-1].id)
+    return found
 
 
 def _shapes(
