@@ -2,6 +2,7 @@
 
 import shutil
 import zlib
+from functools import partial
 
 import imagecodecs
 import numpy as np
@@ -369,6 +370,20 @@ class TestZstd:
                 assert found == by_libzstd(bytes(stream), len(text))
 
 
+def restored(engine, stored, level, restore):
+    """Return tiles after a kernel has changed them in place."""
+    device = engine._device
+    stream = device.new_stream()
+    with device.active():
+        tiles = device.empty(stored.shape, stored.dtype)
+        device.send(stored, tiles, stream)
+        addresses = device.address(tiles) + np.arange(len(stored)) * level.tile_bytes
+        restore(addresses, level, stream=stream)
+        found = device.download(tiles, stream)
+        stream.synchronize()
+    return found
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "float32", "float64"])
 @pytest.mark.parametrize(("swap", "sum_up"), [(True, False), (False, True), (True, True)])
 def test_samples_are_restored(engine, dtype, swap, sum_up):
@@ -379,16 +394,8 @@ def test_samples_are_restored(engine, dtype, swap, sum_up):
     if sum_up:
         stored = imagecodecs.delta_encode(pixels.view(f"u{pixels.itemsize}"), axis=-2).view(dtype)
     stored = np.ascontiguousarray(stored.byteswap() if swap else stored)
-    device = engine._device
-    stream = device.new_stream()
-    with device.active():
-        tiles = device.empty(stored.shape, stored.dtype)
-        device.send(stored, tiles, stream)
-        addresses = device.address(tiles) + np.arange(4) * level.tile_bytes
-        engine.restore(addresses, level, swap=swap, sum_up=sum_up, stream=stream)
-        found = device.download(tiles, stream)
-        stream.synchronize()
-    np.testing.assert_array_equal(found, pixels)
+    restore = partial(engine.restore, swap=swap, sum_up=sum_up)
+    np.testing.assert_array_equal(restored(engine, stored, level, restore), pixels)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -397,15 +404,7 @@ def test_floats_are_restored(engine, dtype, channels):
     level = level_of(channels, tile=(40, 56), dtype=dtype)
     pixels = np.random.default_rng(5).normal(0, 3, (4, 40, 56, channels)).astype(dtype)
     stored = np.stack([imagecodecs.floatpred_encode(each, axis=-2) for each in pixels])
-    device = engine._device
-    stream = device.new_stream()
-    with device.active():
-        tiles = device.empty(stored.shape, stored.dtype)
-        device.send(stored, tiles, stream)
-        addresses = device.address(tiles) + np.arange(4) * level.tile_bytes
-        engine.restore_floats(addresses, level, stream)
-        found = device.download(tiles, stream)
-        stream.synchronize()
+    found = restored(engine, stored, level, engine.restore_floats)
     np.testing.assert_array_equal(found, pixels)
 
 

@@ -169,7 +169,7 @@ def annotation_layers(
 def _with_ids(annotations: Iterable[Annotation]) -> list[Annotation]:
     """Give an id to objects without one, and to those whose id an earlier object has.
 
-    What has no column is found by the id, and all files that are written state the same one.
+    Properties without a table column are found by the id, which is the same in every export.
     """
     used: set[str] = set()
     found = []

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.layers.placement import Attributes
-    from napari_wsigpu.viewer.window.main_window import CameraView
 
 VIEW = "view"  # metadata key of a slide's layer: where the user left it for another slide
 ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
@@ -163,7 +162,7 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     viewer.layers.selection.active = layers[-1]
     if tool and _owner(before) in paths:
         take_tool(viewer, slide, before, tool)
-    view = forget_view(viewer, slide)
+    view = layers[-1].metadata.pop(VIEW, None)
     if view is None:
         fit_to(viewer, layers)
     else:
@@ -176,12 +175,6 @@ def keep_view(viewer: Viewer, new: Sequence[Slide] = ()) -> None:
     shown = [each for each in slides_of(viewer) if is_shown(viewer, each) and each not in new]
     if len(shown) == 1 and not viewer.canvas.grid.enabled:
         layers_of(viewer, shown[0])[-1].metadata[VIEW] = moved_view(viewer)
-
-
-def forget_view(viewer: Viewer, slide: Slide) -> CameraView | None:
-    """Forget where the user left a slide, so that showing it fits it; return the view."""
-    view: CameraView | None = layers_of(viewer, slide)[-1].metadata.pop(VIEW, None)
-    return view
 
 
 def has_copy(viewer: Viewer, slide: Slide) -> bool:
