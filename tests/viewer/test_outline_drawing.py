@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from napari.layers import Layer, Shapes
+from napari.settings import get_settings
 
 from napari_wsigpu import Annotation
 from napari_wsigpu.viewer.annotations.annotation_layers import annotation_layers
@@ -89,28 +90,39 @@ def test_pale_outlines_have_a_dark_rim(viewer, shown, count):
 
 
 @pytest.mark.window
-def test_selected_outlines_have_no_rim(viewer, shown):
-    """It would cover napari's highlight."""
+@pytest.mark.parametrize("count", [2, LEAST])
+def test_selected_outlines_have_napari_s_color_and_a_rim(viewer, shown, count):
     image, layer = shown
-    layer.remove(list(range(2, LEAST)))
-    layer.mode = "select"
-    layer.selected_data = {0}
+    layer.remove(list(range(count, LEAST)))
+    layer.mode, layer.selected_data = "select", {0}
     zoom = 0.3 / image.scale[0]
-    _, selected = blue_pixels(viewer, image, zoom)
-    layer_visual(viewer, layer).node.children[-1].visible = False
-    _, alone = blue_pixels(viewer, image, zoom)
-    np.testing.assert_array_equal(selected[100], alone[100])
-    layer_visual(viewer, layer).node.children[-1].visible = True
-    viewer.layers.selection.active = image
-    _, left = blue_pixels(viewer, image, zoom)
+
+    def row():
+        return blue_pixels(viewer, image, zoom)[1][140, :, :3]  # below the handles
+
+    selected = row()
     layer.selected_data = set()
-    _, plain = blue_pixels(viewer, image, zoom)
-    np.testing.assert_array_equal(left[100], plain[100])
-    viewer.layers.selection.active = layer
-    layer.selected_data = {1}
+    plain = row()
+    highlight = np.array(get_settings().appearance.highlight.highlight_color[:3]) * 255
+    found = np.abs(selected - highlight).max(axis=1) < 40
+    assert np.count_nonzero(found) == 4  # two outlines
+    assert np.count_nonzero(np.abs(plain - highlight).max(axis=1) < 40) == 0
+    beside = (np.roll(found, 1) | np.roll(found, -1)) & ~found
+    assert selected[beside].max() < 140  # a dark rim
+    layer.selected_data = {0}
+    viewer.layers.selection.active = image
+    np.testing.assert_array_equal(row(), plain)
+
+
+@pytest.mark.window
+def test_selected_shapes_can_be_removed(viewer, shown):
+    _, layer = shown
+    layer.remove(list(range(2, LEAST)))
+    layer.mode, layer.selected_data = "select", {1}
     layer._value = (1, None)  # under the mouse
     layer.remove_selected()
     assert len(layer.data) == 1
+    viewer.screenshot(flash=False)
 
 
 @pytest.mark.window

@@ -291,7 +291,6 @@ class OutlineDrawing:
         self._colors: tuple[Array, Array] | None = None
         self._node: Any = None
         self._napari_draws = SHAPES_LAYER.get(self._visual)
-        self._napari_outlines = SHAPES.get(layer, "_outline_shapes")
         self._update_matrix = SHAPES_LAYER.get(self._visual, "_on_matrix_change")
         for attribute in SHAPE_LIST.attributes:
             SHAPE_LIST.get(SHAPES.get(layer), attribute)
@@ -299,7 +298,7 @@ class OutlineDrawing:
             SHAPES.get(layer, attribute)
         # napari calls these methods by name.
         SHAPES_LAYER.override(self._visual, "_on_data_change", self._on_data)
-        SHAPES.override(layer, "_outline_shapes", self._selected_outlines)
+        SHAPES.override(layer, "_outline_shapes", self._no_outlines)
         layer.events.highlight.connect(self._on_highlight)
         self._on_data()
 
@@ -373,28 +372,22 @@ class OutlineDrawing:
 
     def _set_colors(self) -> None:
         edges, faces = np.array(self._layer.edge_color), np.array(self._layer.face_color)
-        if self._has_many_selected():
-            edges[list(self._layer.selected_data), :3] = SHAPES.get(
-                self._layer, "_highlight_color"
-            )[:3]
-        if not self.is_active:  # don't cover napari's fills and highlights
+        highlighted = set()
+        if SHAPES.get(self._layer, "_highlight_visible"):  # while the layer is active
+            highlighted |= set(self._layer.selected_data)
+            if self._layer.mode == "select" and not self.is_active:
+                highlighted.add((SHAPES.get(self._layer, "_value") or (None,))[0])
+        # While napari removes shapes, it still highlights them.
+        known = [each for each in highlighted if each in range(len(edges))]
+        edges[known] = SHAPES.get(self._layer, "_highlight_color")
+        if not self.is_active:  # napari draws the fills
             faces[:, 3] = 0
-            highlighted = set()
-            if SHAPES.get(self._layer, "_highlight_visible"):  # while the layer is active
-                highlighted |= set(self._layer.selected_data)
-                if self._layer.mode == "select":
-                    highlighted.add((SHAPES.get(self._layer, "_value") or (None,))[0])
-            # While napari removes shapes, it still highlights them.
-            edges[[each for each in highlighted if each in range(len(edges))], 3] = 0
         now = edges, faces
         if self._colors is None or not all(map(np.array_equal, now, self._colors)):
             self._colors = now
             self._node.set_colors(*now)
             self._node.update()
 
-    def _has_many_selected(self) -> bool:
-        return self.is_active and len(self._layer.selected_data) >= LEAST
-
-    def _selected_outlines(self) -> tuple[Array | None, Array | None]:
-        """Return no outlines for many selected shapes; `_set_colors` highlights them instead."""
-        return (None, None) if self._has_many_selected() else self._napari_outlines()
+    def _no_outlines(self) -> tuple[None, None]:
+        """Return no outlines for napari to highlight; `_set_colors` keeps their width and rim."""
+        return None, None
