@@ -351,9 +351,10 @@ def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, 
     click(dock.copy)
     rows = list(csv.reader(io.StringIO(QApplication.clipboard().text()), delimiter="\t"))
     assert len(rows) == 2
-    assert rows[0][:5] == ["Name", "Class", "Area µm²", "Length µm", "Perimeter µm"]
+    texts, sizes = ["Image", "Name", "Class", "Shape"], ["Area µm²", "Length µm", "Perimeter µm"]
+    assert rows[0] == [*texts, *sizes, "Center X µm", "Center Y µm"]
     x, y = mpp(layer)
-    assert float(rows[1][2]) == pytest.approx(150_000 * x * y, rel=1e-4)
+    assert float(rows[1][4]) == pytest.approx(150_000 * x * y, rel=1e-4)
     target = tmp_path / "table.csv"
     answer(target)
     click(dock.save)
@@ -361,6 +362,10 @@ def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, 
     with target.open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
     assert [row["Class"] for row in read] == ["Tumor", "Stroma", ""]
+    assert {row["Image"] for row in read} == {"he_phantom.svs"}
+    low, high = SQUARE.min(axis=0), SQUARE.max(axis=0)
+    center = [float(read[1][f"Center {each} µm"]) for each in "XY"]
+    np.testing.assert_allclose(center, ((low + high) / 2 + 800) * mpp(layer), rtol=1e-4)
     assert float(read[2]["Length µm"]) == pytest.approx(400 * x, rel=1e-4)
     assert dock.status.value == saved(target)
 

@@ -44,7 +44,7 @@ MOST_RIMS = 20_000  # segments with a rim; more would delay frames without a gra
 DOT = 4  # pixels of the screen; smaller rings are drawn as points
 STEP = 3  # pixels of the screen: length of the segments of a simplified outline
 FEWEST = 8  # vertices that a simplified closed outline keeps
-CURVE = 32  # vertices of an ellipse
+CURVE = 96  # vertices of an ellipse
 OPEN = "line", "path"
 
 VERTEX = """

@@ -332,7 +332,7 @@ class Annotations(SlideDock):
         layer, slide = self.layer_of_slide(), self.slide
         self.rows = AnnotationTable()
         if slide is not None and layer is not None:
-            self.rows = AnnotationTable.of(self.viewer, self.layers(), layer, slide.mpp)
+            self.rows = AnnotationTable.of(self.viewer, self.layers(), layer, slide)
         self.table.show_rows(self.rows)
         empty = not len(self.rows)
         self.nothing.visible = empty

@@ -12,6 +12,7 @@ import numpy as np
 from napari.layers import Points
 
 from napari_wsigpu.annotations import Annotation, measure
+from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     CENTER,
     CLASS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.annotations import Measurement
     from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.view.region import ToPixels
 
 AT_ONCE = 256  # rows that are measured together
@@ -37,6 +39,7 @@ SQUARE_MM = 1e-6  # square millimeters in a square micrometer
 LARGE = 1e5  # square micrometers; larger areas are shown in square millimeters
 MOST_SUMMED = 5000
 AREA, LENGTH, SHAPE = 2, 3, 4  # columns; those before are texts
+LENGTHS = "Length", "Perimeter", "Center X", "Center Y"
 EDITABLE = {0: CLASS, 1: NAME}
 
 
@@ -50,10 +53,13 @@ class AnnotationTable:
         The layers that contain the objects, in the order of the rows.
     mpp : tuple of float, optional
         Micrometers per pixel; without it, sizes are in pixels.
+    image : str
+        File name of the slide.
     """
 
     layers: list[Shapes | Points] = field(default_factory=list)
     mpp: tuple[float, float] | None = None
+    image: str = ""
     _pixels_of: list[ToPixels] = field(default_factory=list)
     _vertices: list[list[Array]] = field(default_factory=list)
     _types: list[list[str]] = field(default_factory=list)
@@ -66,10 +72,10 @@ class AnnotationTable:
         viewer: Viewer,
         layers: Sequence[Shapes | Points],
         slide_layer: Layer,
-        mpp: tuple[float, float] | None,
+        slide: Slide,
     ) -> AnnotationTable:
-        """Return the objects of layers as rows, measured on the slide of `slide_layer`."""
-        table = cls(list(layers), mpp)
+        """Return the objects of layers as rows, measured on `slide`, which `slide_layer` shows."""
+        table = cls(list(layers), slide.mpp, file_name(slide.path))
         for layer in layers:
             is_points = isinstance(layer, Points)
             table._pixels_of.append(to_pixels(viewer, placement(layer), layer.ndim, slide_layer))
@@ -198,7 +204,9 @@ class AnnotationTable:
         return ", ".join(parts)
 
     def table(self, rows: Sequence[int] = (), separator: str = ",") -> str:
-        """Return rows as text with a header, and sizes with ten significant digits.
+        """Return rows as text with a header, and numbers with ten significant digits.
+
+        The center of an object is that of its bounding box, from the slide's upper left corner.
 
         Parameters
         ----------
@@ -210,14 +218,14 @@ class AnnotationTable:
         unit = "px" if self.mpp is None else "µm"
         text = io.StringIO()
         writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-        sizes = [f"Area {unit}²", f"Length {unit}", f"Perimeter {unit}"]
-        writer.writerow(["Name", "Class", *sizes, "Shape"])
+        numbers = [f"Area {unit}²", *(f"{each} {unit}" for each in LENGTHS)]
+        writer.writerow(["Image", "Name", "Class", "Shape", *numbers])
         for row in rows or range(len(self)):
-            found = self.measurement(row)
-            values = (found.area, found.length, found.perimeter)
+            found, center = self.measurement(row), self.box(row).mean(axis=0) * (self.mpp or 1)
+            values = (found.area, found.length, found.perimeter, *center)
             cells = ["" if value is None else f"{value:.10g}" for value in values]
-            name, kind, shape = (self.text(row, column) for column in (1, 0, SHAPE))
-            writer.writerow([name, kind, *cells, shape])
+            texts = (self.text(row, column) for column in (1, 0, SHAPE))
+            writer.writerow([self.image, *texts, *cells])
         return text.getvalue()
 
     def _size(self, value: float, *, is_area: bool) -> str:
