@@ -11,7 +11,7 @@ from napari_wsigpu.viewer.annotations.annotator import annotator_of
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.drawing.outlines import LEAST, Outlines
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
-from napari_wsigpu.viewer.napari_internals import layer_visual
+from napari_wsigpu.viewer.napari_internals import SHAPES, layer_visual
 from napari_wsigpu.widgets.annotations.classes import classify
 
 SQUARE = np.array([(0, 0), (10, 0), (10, 10), (0, 10)], float)
@@ -123,6 +123,29 @@ def test_selected_shapes_can_be_removed(viewer, shown):
     layer.remove_selected()
     assert len(layer.data) == 1
     viewer.screenshot(flash=False)
+
+
+@pytest.mark.window
+def test_rotated_holes_leave_other_fills_where_they_are(viewer, shown):
+    image, layer = shown
+    hole = SQUARE * 30 + 200, SQUARE[::-1] * 10 + 300
+    lower = SQUARE * 20 + (200, 550)
+    found = [Annotation("polygon", rings, "", "Tumor", BLUE) for rings in (hole, (lower,))]
+    holed = Layer.create(*annotation_layers(found, "holes", image)[0])
+    layer.data = [*zip(holed.data, holed.shape_type, strict=True)]
+    layer.face_color = "blue"
+    viewer.layers.selection.clear()
+
+    def lower_half():
+        return blue_pixels(viewer, image, 0.3 / image.scale[0])[1][165:]
+
+    before = lower_half()
+    for angle in range(10, 60, 10):
+        SHAPES.get(layer).rotate(0, angle, center=(350, 350))
+        layer.events.data(value=layer.data, action="changed", data_indices=(0,), vertex_indices=((),))
+        layer.refresh()
+        viewer.layers.selection.clear()
+    np.testing.assert_array_equal(lower_half(), before)
 
 
 @pytest.mark.window

@@ -231,7 +231,7 @@ NOTIFICATIONS = Internal(
 # Distinguish finished shapes from the one being drawn, and remove shapes drawn by accident.
 SHAPE_DRAWING = Internal(
     "Shapes",
-    ("_is_creating", "_finish_drawing"),
+    ("_is_creating", "_finish_drawing", "_mode"),
     "undo removes an outline vertex by vertex, and an accidental drag leaves a tiny shape",
     lambda viewer: viewer.layers[1],
 )
@@ -453,10 +453,18 @@ def is_being_drawn(layer: Layer) -> bool:
     return False
 
 
-def finish_drawing(layer: Shapes) -> None:
-    """Finish the shape that the user is drawing."""
-    with suppress(AttributeError):
-        SHAPE_DRAWING.get(layer, "_finish_drawing")()
+def finish_drawing(layer: Layer, mode: str = "") -> None:
+    """Finish the shape that the user is drawing in a layer, if there is one.
+
+    With the `mode` in which it is drawn, this works even when the mode has just changed. napari
+    would keep the vertex that follows the mouse.
+    """
+    if is_being_drawn(layer):
+        with suppress(AttributeError):
+            now = SHAPE_DRAWING.get(layer, "_mode")
+            SHAPE_DRAWING.override(layer, "_mode", type(now)(mode or now))
+            SHAPE_DRAWING.get(layer, "_finish_drawing")()
+            SHAPE_DRAWING.override(layer, "_mode", now)
 
 
 def move_end(layer: Shapes, end: Sequence[float], *, straight: bool) -> None:

@@ -123,6 +123,7 @@ class Annotator:
         self._zoomed = single_shot(self.fit_outlines, ZOOMED_MS)
         self._kept = single_shot(self.keep, KEEP_MS)
         self._unkept: set[str] = set()
+        self._modes: WeakKeyDictionary[Shapes, str] = WeakKeyDictionary()  # the current ones
         self._strokes: WeakKeyDictionary[Labels, int] = WeakKeyDictionary()  # since the last save
         # Number of changes to each slide's recovery file, so that an outdated one is not written.
         self._versions: Counter[str] = Counter()
@@ -134,6 +135,7 @@ class Annotator:
         viewer.layers.events.inserted.connect(self._on_inserted, position="last")
         viewer.layers.events.removing.connect(self._record)
         viewer.layers.events.removed.connect(self._on_removed)
+        viewer.layers.selection.events.active.connect(self._on_active)
         viewer.scene.camera.events.zoom.connect(self._on_zoom)
         viewer.mouse_drag_callbacks.extend(
             (aim_tool, activate_clicked, finish_drags, self._on_drag)
@@ -152,6 +154,7 @@ class Annotator:
             viewer.layers.events.inserted.disconnect(self._on_inserted)
             viewer.layers.events.removing.disconnect(self._record)
             viewer.layers.events.removed.disconnect(self._on_removed)
+            viewer.layers.selection.events.active.disconnect(self._on_active)
             viewer.scene.camera.events.zoom.disconnect(self._on_zoom)
             viewer.mouse_drag_callbacks.remove(aim_tool)
             viewer.mouse_drag_callbacks.remove(activate_clicked)
@@ -164,9 +167,19 @@ class Annotator:
         return self._histories.setdefault(path, History())
 
     def undo(self, slide: Slide, *, again: bool = False) -> None:
-        """Undo a slide's last change if there is one, or redo it if `again`."""
-        self._record()
+        """Undo a slide's last change if there is one, or redo it if `again`.
+
+        Undo removes a shape that is still being drawn, and changes nothing else.
+        """
         viewer, history = self._viewer(), self.history(slide.path)
+        drawn = [layer for layer in viewer.layers if is_being_drawn(layer)] if viewer else []
+        if drawn:
+            for layer in drawn:
+                if not (again or self._is_dragging):
+                    _remove_from(layer, len(layer.data) - 1)
+            return
+        self._record()
+        self._record()
         move = history.redo if again else history.undo
         if viewer is not None and move(viewer.layers):
             self._keep_soon(slide.path)
@@ -329,6 +342,8 @@ class Annotator:
         if viewer is None or not _is_of_slide(layer):
             return False
         if isinstance(layer, Shapes):
+            self._modes[layer] = layer.mode
+            layer.events.mode.connect(self._on_mode)
             with suppress(AttributeError, KeyError):  # napari draws it
                 self._drawings[id(layer)] = OutlineDrawing(viewer, layer)
         if not isinstance(layer, Labels):
@@ -365,6 +380,19 @@ class Annotator:
             if window is not None and history.unsaved and history.holds(layer):
                 soon(window, partial(_report_removal, window, layer.name))
             self._touch_layer(layer)
+
+    def _on_active(self, event: Event) -> None:
+        """Finish a shape whose layer is no longer active; it would keep `_record` waiting."""
+        viewer = self._viewer()
+        for layer in () if viewer is None else viewer.layers:
+            if layer != event.value:
+                finish_drawing(layer)
+
+    def _on_mode(self, event: Event) -> None:
+        """Finish the shape that was drawn with the previous tool."""
+        layer = event.source
+        finish_drawing(layer, self._modes[layer])
+        self._modes[layer] = layer.mode
 
     def _on_zoom(self, event: Event) -> None:
         self._zoomed.start()

@@ -46,6 +46,7 @@ STEP = 3  # pixels of the screen: length of the segments of a simplified outline
 FEWEST = 8  # vertices that a simplified closed outline keeps
 CURVE = 96  # vertices of an ellipse
 OPEN = "line", "path"
+TRANSFORMS = "scale", "rotate", "flip"  # methods of napari's list of shapes
 
 VERTEX = """
 attribute vec2 position;
@@ -181,6 +182,16 @@ def _set_color(content: Any, colors: Array, kind: str) -> None:
     SHAPE_LIST.get(content, f"_{kind}_color")[:] = colors
 
 
+def _transform(content: Any, name: str, index: int, *arguments: Any, **named: Any) -> None:
+    """Resize, rotate or mirror a shape.
+
+    napari's methods update only its vertices. If their number changes, as it may for outlines with
+    holes, all shapes that follow are drawn wrongly.
+    """
+    getattr(content.shapes[index], name)(*arguments, **named)
+    content.update(index)
+
+
 class _Part(Visual):  # type: ignore[misc]
     """Triangles, lines or points with a color per vertex."""
 
@@ -304,7 +315,9 @@ class OutlineDrawing:
 
     def close(self) -> None:
         """Let napari draw the layer again."""
-        self._color_mesh(SHAPES.get(self._layer))
+        content = SHAPES.get(self._layer)
+        self._color_mesh(content)
+        SHAPE_LIST.restore(content, *TRANSFORMS)
         self._layer.events.highlight.disconnect(self._on_highlight)
         SHAPES.restore(self._layer, "_outline_shapes")
         SHAPES_LAYER.restore(self._visual, "_on_data_change")
@@ -317,8 +330,10 @@ class OutlineDrawing:
     def _on_data(self, event: Event | None = None) -> None:
         active, content = self.is_active, SHAPES.get(self._layer)
         self._visual.node.shape_faces.visible = not active
+        # napari creates a new shape list for new data.
+        for name in TRANSFORMS:
+            SHAPE_LIST.override(content, name, partial(_transform, content, name))
         if active:
-            # napari creates a new shape list for new data.
             SHAPE_LIST.override(content, "_set_color", partial(_set_color, content))
         else:
             self._color_mesh(content)
