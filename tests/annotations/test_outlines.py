@@ -86,16 +86,24 @@ def test_invalid_label_images_are_refused(wrong):
 
 def test_measures_lines_and_areas_by_each_axis():
     line = Annotation("line", (np.array([(0, 0), (30, 0), (30, 40)], float),))
-    assert measure(line, (0.5, 0.25)) == (30 * 0.5 + 40 * 0.25, None, None)
+    assert measure(line, (0.5, 0.25))[:3] == (30 * 0.5 + 40 * 0.25, None, None)
     box = Annotation("polygon", (np.array([(5, 5), (25, 5), (25, 15), (5, 15)], float),))
-    assert measure(box, (0.5, 0.25)) == (None, 2 * (10 + 2.5), 25)
-    assert measure(Annotation("points", (np.zeros((2, 2)),)), (1, 1)) == (None, None, None)
+    assert measure(box, (0.5, 0.25))[:3] == (None, 2 * (10 + 2.5), 25)
+    assert measure(Annotation("points", (np.zeros((2, 2)),)), (1, 1))[:3] == (None, None, None)
 
 
 def test_measures_holes():
     square = np.array([(0, 0), (1, 0), (1, 1), (0, 1)], float)
     ring = Annotation("polygon", (10 * square, 2 * square + 3))
-    assert measure(ring, (2, 2)) == (None, 80 + 16, 400 - 16)
+    assert measure(ring, (2, 2))[:3] == (None, 80 + 16, 400 - 16)
+
+
+@given(labels=small_labels)
+def test_centroids_are_those_of_the_pixels(labels):
+    for label, rings in outlines(labels).items():
+        middle = np.argwhere(labels == label).mean(axis=0) + 0.5
+        found = measure(Annotation("polygon", tuple(rings)), (2, 3)).center
+        np.testing.assert_allclose(found, middle[::-1] * (2, 3))
 
 
 @given(a=st.floats(1, 1e4), b=st.floats(1, 1e4))

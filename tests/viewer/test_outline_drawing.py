@@ -142,7 +142,9 @@ def test_rotated_holes_leave_other_fills_where_they_are(viewer, shown):
     before = lower_half()
     for angle in range(10, 60, 10):
         SHAPES.get(layer).rotate(0, angle, center=(350, 350))
-        layer.events.data(value=layer.data, action="changed", data_indices=(0,), vertex_indices=((),))
+        layer.events.data(
+            value=layer.data, action="changed", data_indices=(0,), vertex_indices=((),)
+        )
         layer.refresh()
         viewer.layers.selection.clear()
     np.testing.assert_array_equal(lower_half(), before)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from napari._qt.dialogs.confirm_close_dialog import ConfirmCloseDialog
-from napari.layers import Points, Shapes
+from napari.layers import Labels, Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt, QTimer
@@ -47,7 +47,7 @@ from napari_wsigpu.widgets.annotations.classes import (
     new_color,
     own_classes,
 )
-from tests.widgets.conftest import drag
+from tests.widgets.conftest import click, drag
 
 pytestmark = pytest.mark.window
 
@@ -602,6 +602,35 @@ def test_whatever_comes_next_ends_a_polygon_at_its_last_corner(viewer, dock, sli
     assert len(shapes.data[0]) == 3
     press(dock.undo)
     assert len(dock.rows) == 0
+
+
+@pytest.mark.parametrize("mode", ["direct", "vertex_remove"])
+@pytest.mark.parametrize("vertex", [0, 5, 3])  # of the outer ring, where the hole starts, another
+def test_holes_survive_changes_of_vertices(
+    viewer, dock, slides, answer, tmp_path, settled, mode, vertex
+):
+    square = np.array([(0, 0), (0, 400), (400, 400), (400, 0)], float)
+    rings = square + 300, square[::-1] / 4 + 450
+    source = tmp_path / "hole.geojson"
+    write_geojson(source, [Annotation("polygon", rings)])
+    answer(source)
+    click(dock.load)
+    settled()
+    shapes = viewer.layers[-1]
+    viewer.layers.selection.active, shapes.mode, shapes.selected_data = shapes, mode, {0}
+    QTest.qWait(50)
+    canvas, camera = viewer.window._qt_viewer.canvas.native, viewer.scene.camera
+    size = np.array([canvas.height(), canvas.width()])
+    middle = np.array(shapes.data_to_world(shapes.data[0][vertex])[-2:])
+    start = ((middle - camera.center[-2:]) * camera.zoom / size + 0.5)[::-1]
+    drag(viewer, start, start + np.array([0.04, 0.03]) * (mode == "direct"))
+    QTest.qWait(3 * PATIENCE_MS)
+    [found] = dock.keeper.annotations(dock.slide)
+    outer, hole = found.rings
+    removed = mode == "vertex_remove"
+    assert len(outer) + len(hole) == 8 - removed
+    moved = rings[vertex == 5][{0: 0, 5: 0, 3: 3}[vertex]]
+    assert not (np.concatenate(found.rings).round() == moved).all(axis=1).any()
 
 
 def click_row(dock, row):
@@ -1617,6 +1646,26 @@ def test_ctrl_z_in_labels_is_napari_s(viewer, dock, slides):
     keys(viewer, Qt.Key_Z, Qt.ControlModifier)
     assert not labels.data.any()
     QApplication.processEvents()
+
+
+def test_ctrl_z_undoes_an_import_as_labels(
+    viewer, dock, slides, answer, tmp_path, settled, monkeypatch
+):
+    monkeypatch.setattr("napari_wsigpu.viewer.annotations.annotation_layers.MOST_SHAPES", 1)
+    source = tmp_path / "cells.geojson"
+    square = np.array([(0, 0), (0, 40), (40, 40), (40, 0)], float)
+    write_geojson(source, [Annotation("polygon", (square + each,)) for each in (100, 300)])
+    answer(source)
+    click(dock.load)
+    settled()
+    QTest.qWait(3 * PATIENCE_MS)
+    labels = viewer.layers[-1]
+    assert viewer.layers.selection.active == labels
+    assert isinstance(labels, Labels)
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    assert labels not in viewer.layers
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier | Qt.ShiftModifier)
+    assert labels in viewer.layers
 
 
 def test_rows_are_visible_in_the_first_window_of_napari(viewer, qtbot):

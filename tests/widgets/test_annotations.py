@@ -352,7 +352,7 @@ def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, 
     rows = list(csv.reader(io.StringIO(QApplication.clipboard().text()), delimiter="\t"))
     assert len(rows) == 2
     texts, sizes = ["Image", "Name", "Class", "Shape"], ["Area µm²", "Length µm", "Perimeter µm"]
-    assert rows[0] == [*texts, *sizes, "Center X µm", "Center Y µm"]
+    assert rows[0] == [*texts, *sizes, "Centroid X µm", "Centroid Y µm"]
     x, y = mpp(layer)
     assert float(rows[1][4]) == pytest.approx(150_000 * x * y, rel=1e-4)
     target = tmp_path / "table.csv"
@@ -364,7 +364,7 @@ def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, 
     assert [row["Class"] for row in read] == ["Tumor", "Stroma", ""]
     assert {row["Image"] for row in read} == {"he_phantom.svs"}
     low, high = SQUARE.min(axis=0), SQUARE.max(axis=0)
-    center = [float(read[1][f"Center {each} µm"]) for each in "XY"]
+    center = [float(read[1][f"Centroid {each} µm"]) for each in "XY"]
     np.testing.assert_allclose(center, ((low + high) / 2 + 800) * mpp(layer), rtol=1e-4)
     assert float(read[2]["Length µm"]) == pytest.approx(400 * x, rel=1e-4)
     assert dock.status.value == saved(target)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.annotations.rings import areas, polygons
+from napari_wsigpu.annotations.rings import areas, centroid, polygons
 
 if TYPE_CHECKING:
     from napari_wsigpu.annotations.annotation import Annotation
@@ -23,11 +23,15 @@ class Measurement(NamedTuple):
         Perimeter of a polygon or ellipse in micrometers, including the edges of holes.
     area : float or None
         Area of a polygon or ellipse in square micrometers, without holes.
+    center : tuple of float, optional
+        (x, y) of the centroid of a polygon or ellipse, or of the middle of another object's
+        bounding box, in micrometers from the slide's upper left corner.
     """
 
     length: float | None = None
     perimeter: float | None = None
     area: float | None = None
+    center: tuple[float, float] | None = None
 
 
 def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
@@ -46,14 +50,19 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
     Measurement
     """
     scaled = [ring * mpp for ring in annotation.rings]
+    every = np.concatenate(scaled)
+    x, y = ((every.min(axis=0) + every.max(axis=0)) / 2).tolist()
     if annotation.kind == "points":
-        return Measurement()
+        return Measurement(center=(x, y))
     if annotation.kind == "line":
         steps = [np.diff(ring, axis=0) for ring in scaled]
-        return Measurement(length=sum(float(np.hypot(*step.T).sum()) for step in steps))
+        length = sum(float(np.hypot(*step.T).sum()) for step in steps)
+        return Measurement(length, center=(x, y))
     around = [ring - np.roll(ring, 1, axis=0) for ring in scaled]
     area = 0.0
     for outer, *holes in polygons(scaled):
         [size] = areas([outer])
         area += size - sum(areas(holes))
-    return Measurement(perimeter=sum(float(np.hypot(*step.T).sum()) for step in around), area=area)
+    perimeter = sum(float(np.hypot(*step.T).sum()) for step in around)
+    x, y = centroid(scaled).tolist()
+    return Measurement(perimeter=perimeter, area=area, center=(x, y))

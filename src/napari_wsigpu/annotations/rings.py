@@ -53,6 +53,32 @@ def split(outline: Ring) -> list[Ring]:
     return [np.array(ring) for ring in rings]
 
 
+def mended(before: Ring, after: Ring) -> Ring:
+    """Return an outline whose rings are still joined after vertices were moved, or one removed.
+
+    Parameters
+    ----------
+    before : ndarray, shape (vertices, 2)
+        The result of `joined`.
+    after : ndarray
+        The changed outline. Of a vertex that occurs several times in `before`, all copies follow
+        the first one that has moved.
+    """
+    if len(after) == len(before) - 1:
+        differs = np.append((before[:-1] != after).any(axis=1), True)
+        removed = before[np.argmax(differs)]
+        rings = [ring[(ring != removed).any(axis=1)] for ring in split(before)]
+        return joined([ring for ring in rings if len(ring) >= LEAST] or [after])
+    if len(after) != len(before):
+        return after
+    _, copies = np.unique(before, axis=0, return_inverse=True)
+    copies = copies.ravel()
+    # Vertices that have moved come first, then those with a lower index.
+    order = np.argsort((before == after).all(axis=1), kind="stable")
+    _, first = np.unique(copies[order], return_index=True)
+    return after[order[first]][copies]
+
+
 def without_repeated_end(ring: Ring) -> Ring:
     """Remove the last vertex if it repeats the first one."""
     return ring[:-1] if len(ring) > 1 and (ring[0] == ring[-1]).all() else ring
@@ -61,6 +87,22 @@ def without_repeated_end(ring: Ring) -> Ring:
 def areas(rings: Sequence[Ring]) -> list[float]:
     """Return the area of each ring, in squared units of its coordinates."""
     return [abs(_signed_area(ring)) for ring in rings]
+
+
+def centroid(rings: Sequence[Ring]) -> Ring:
+    """Return the center of the area that rings enclose; without an area, that of their box."""
+    every = np.concatenate(rings)
+    middle: Ring = (every.min(axis=0) + every.max(axis=0)) / 2
+    area, moment = 0.0, np.zeros(2)
+    for polygon in polygons(rings):
+        for index, ring in enumerate(polygon):
+            points = ring - middle  # coordinates far from the origin would lose digits
+            following = np.roll(points, -1, axis=0)
+            cross = points[:, 0] * following[:, 1] - following[:, 0] * points[:, 1]
+            sign = np.sign(cross.sum()) * (-1 if index else 1)  # the first ring is the outer one
+            area += sign * cross.sum() / 2
+            moment += sign * cross @ (points + following) / 6
+    return middle + moment / area if area else middle
 
 
 def polygons(rings: Sequence[Ring]) -> list[list[Ring]]:

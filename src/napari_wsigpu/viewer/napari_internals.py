@@ -479,8 +479,13 @@ def move_end(layer: Shapes, end: Sequence[float], *, straight: bool) -> None:
         step = np.pi / 4
         angle = round(np.arctan2(*offset[-2:]) / step) * step
         offset[-2:] = np.hypot(*offset[-2:]) * np.array([np.sin(angle), np.cos(angle)])
+    edit_shape(layer, len(layer.data) - 1, np.array([start, start + offset]))
+
+
+def edit_shape(layer: Shapes, index: int, outline: Array) -> None:
+    """Change the vertices of a shape; `layer.data` would replace all shapes, which is slow."""
     with suppress(AttributeError):
-        SHAPES.get(layer).edit(len(layer.data) - 1, np.array([start, start + offset]))
+        SHAPES.get(layer).edit(index, outline)
 
 
 def drop_leftovers(layer: Shapes) -> None:

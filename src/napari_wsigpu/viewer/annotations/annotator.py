@@ -20,7 +20,7 @@ from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QApplication, QMessageBox, QProgressDialog
 
 from napari_wsigpu.annotations import recovery, write_geojson
-from napari_wsigpu.annotations.rings import areas
+from napari_wsigpu.annotations.rings import areas, mended, split
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.annotations.annotation_layers import (
@@ -40,6 +40,7 @@ from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of, stem_
 from napari_wsigpu.viewer.napari_internals import (
     SHAPES_VISUAL,
     drop_leftovers,
+    edit_shape,
     finish_drawing,
     is_being_drawn,
     main_window,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from qtpy.QtWidgets import QMainWindow
 
     from napari_wsigpu.annotations import Annotation
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.annotations.undo_history import AnnotationLayer
 
@@ -82,6 +84,7 @@ LEAST_DRAG, LEAST_WIDTH = 5, 2
 UNSAVED = "Unsaved annotations"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
+CHANGING = "select", "direct", "vertex_remove"  # modes that change shapes
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
 
 _annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
@@ -138,7 +141,7 @@ class Annotator:
         viewer.layers.selection.events.active.connect(self._on_active)
         viewer.scene.camera.events.zoom.connect(self._on_zoom)
         viewer.mouse_drag_callbacks.extend(
-            (aim_tool, activate_clicked, finish_drags, self._on_drag)
+            (aim_tool, activate_clicked, finish_drags, keep_holes, self._on_drag)
         )
         for layer in viewer.layers:
             self._watch_labels(layer)
@@ -159,6 +162,7 @@ class Annotator:
             viewer.mouse_drag_callbacks.remove(aim_tool)
             viewer.mouse_drag_callbacks.remove(activate_clicked)
             viewer.mouse_drag_callbacks.remove(finish_drags)
+            viewer.mouse_drag_callbacks.remove(keep_holes)
             viewer.mouse_drag_callbacks.remove(self._on_drag)
             _annotators.pop(viewer, None)
 
@@ -655,6 +659,33 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     if length < LEAST_DRAG or (is_outline and areas([points])[0] < LEAST_WIDTH * length):
         # Remove it once napari has finished it.
         QTimer.singleShot(0, partial(_remove_from, layer, before))
+
+
+def keep_holes(viewer: Viewer, event: Event) -> Generator[None, None, None]:
+    """Keep the outer ring and the holes of a polygon joined while the user changes it."""
+    layer = viewer.layers.selection.active
+    if not isinstance(layer, Shapes) or layer.mode not in CHANGING or is_being_drawn(layer):
+        return
+    data, kinds = layer.data, layer.shape_type
+    outlines = {each: data[each] for each in layer.selected_data if kinds[each] == "polygon"}
+    before = {each: np.array(held) for each, held in outlines.items() if len(split(held)) > 1}
+    yield
+    while event.type == "mouse_move":
+        if layer.mode == "direct":
+            _mend(layer, before)
+        yield
+    _mend(layer, before)
+
+
+def _mend(layer: Shapes, before: dict[int, Array]) -> None:
+    for index, old in before.items():
+        if index < len(layer.data):
+            now = layer.data[index]
+            new = mended(old, now)
+            if not np.array_equal(new, now):
+                edit_shape(layer, index, new)
+                layer.refresh()
+            before[index] = new
 
 
 def _close_outline(layer: Shapes, event: Event) -> None:

@@ -607,7 +607,8 @@ class Annotations(SlideDock):
 
     def _undo_by_key(self, *, again: bool = False) -> None:
         active = self.viewer.layers.selection.active
-        if isinstance(active, Labels):  # replaces napari's shortcut
+        if isinstance(active, Labels) and OBJECTS not in active.metadata:
+            # Replaces napari's shortcut for labels that can be painted.
             (active.redo if again else active.undo)()
         else:
             self._undo(again=again)

@@ -39,7 +39,7 @@ SQUARE_MM = 1e-6  # square millimeters in a square micrometer
 LARGE = 1e5  # square micrometers; larger areas are shown in square millimeters
 MOST_SUMMED = 5000
 AREA, LENGTH, SHAPE = 2, 3, 4  # columns; those before are texts
-LENGTHS = "Length", "Perimeter", "Center X", "Center Y"
+LENGTHS = "Length", "Perimeter", "Centroid X", "Centroid Y"
 EDITABLE = {0: CLASS, 1: NAME}
 
 
@@ -174,7 +174,7 @@ class AnnotationTable:
             chosen = slice(first, first + AT_ONCE)
             vertices, types = self._vertices[number][chosen], self._types[number][chosen]
             found = (
-                [Annotation("points", (np.zeros((1, 2)),))] * len(types)
+                [Annotation("points", (self._outline(number, spot),)) for spot in vertices]
                 if types[0] == "point"
                 else shape_annotations(vertices, types, self._pixels_of[number])
             )
@@ -185,9 +185,12 @@ class AnnotationTable:
     def box(self, row: int) -> NDArray[np.float64]:
         """Return the minimum and maximum (x, y) of an object in pixels of level 0."""
         number, index = self.position(row)
-        points = np.atleast_2d(self._vertices[number][index])
-        outline = self._pixels_of[number](points)[:, ::-1] + CENTER
+        outline = self._outline(number, self._vertices[number][index])
         return np.stack([outline.min(axis=0), outline.max(axis=0)])
+
+    def _outline(self, number: int, vertices: Array) -> NDArray[np.float64]:
+        """Return the (x, y) in pixels of level 0 of vertices of a layer."""
+        return self._pixels_of[number](np.atleast_2d(vertices))[:, ::-1] + CENTER
 
     def summary(self, rows: Sequence[int]) -> str:
         """Summarize the number and total size of the selected rows, or of all rows if none are."""
@@ -206,8 +209,6 @@ class AnnotationTable:
     def table(self, rows: Sequence[int] = (), separator: str = ",") -> str:
         """Return rows as text with a header, and numbers with ten significant digits.
 
-        The center of an object is that of its bounding box, from the slide's upper left corner.
-
         Parameters
         ----------
         rows : sequence of int
@@ -221,8 +222,8 @@ class AnnotationTable:
         numbers = [f"Area {unit}²", *(f"{each} {unit}" for each in LENGTHS)]
         writer.writerow(["Image", "Name", "Class", "Shape", *numbers])
         for row in rows or range(len(self)):
-            found, center = self.measurement(row), self.box(row).mean(axis=0) * (self.mpp or 1)
-            values = (found.area, found.length, found.perimeter, *center)
+            found = self.measurement(row)
+            values = (found.area, found.length, found.perimeter, *(found.center or ()))
             cells = ["" if value is None else f"{value:.10g}" for value in values]
             texts = (self.text(row, column) for column in (1, 0, SHAPE))
             writer.writerow([self.image, *texts, *cells])
