@@ -14,7 +14,7 @@ from skimage.measure import points_in_poly
 from napari_wsigpu import Annotation, label_image, measure
 from napari_wsigpu.annotations import masks
 from napari_wsigpu.annotations.masks import rings_mask
-from napari_wsigpu.annotations.rings import ellipse, joined, polygons, split
+from napari_wsigpu.annotations.rings import ellipse, joined, mended, polygons, split
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.model.geometry import Rect
@@ -76,6 +76,26 @@ def test_pixels_that_meet_at_a_corner_are_apart():
 
 def test_no_objects():
     assert outlines(np.zeros((4, 4), int)) == {}
+
+
+def test_changed_vertices_leave_rings_joined():
+    square = np.array([(0, 0), (10, 0), (10, 10), (0, 10)], float)
+    before = joined([10 * square, square[::-1] + 20, square + 60])
+    count = len(before)
+
+    def sizes(after):
+        return sorted(map(len, split(mended(before, after))))
+
+    for index in range(count):
+        moved = before.copy()
+        moved[index] += 0.5, -0.25
+        assert sizes(moved) == [4, 4, 4]
+        assert (mended(before, moved) == moved[index]).all(axis=1).any()
+        assert sizes(np.delete(before, index, axis=0)) == [3, 4, 4]
+        last, following = before[index], before[(index + 1) % count]
+        inserted = np.insert(before, index + 1, (last + following) / 2, axis=0)
+        on_path = {tuple(last), tuple(following)} <= {(0, 0), (20, 30), (60, 60)}
+        assert sizes(inserted) == ([4, 4, 4] if on_path else [4, 4, 5])
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((2, 2, 2), int), np.zeros((2, 2))])

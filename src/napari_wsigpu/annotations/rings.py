@@ -54,29 +54,31 @@ def split(outline: Ring) -> list[Ring]:
 
 
 def mended(before: Ring, after: Ring) -> Ring:
-    """Return an outline whose rings are still joined after vertices were moved, or one removed.
+    """Return an outline whose rings are still joined after a change.
 
     Parameters
     ----------
     before : ndarray, shape (vertices, 2)
         The result of `joined`.
     after : ndarray
-        The changed outline. Of a vertex that occurs several times in `before`, all copies follow
-        the first one that has moved.
+        The outline with moved vertices, or with one more or fewer. All copies of a vertex follow
+        the one that was moved or removed; none can be inserted into the path between two rings.
     """
-    if len(after) == len(before) - 1:
-        differs = np.append((before[:-1] != after).any(axis=1), True)
-        removed = before[np.argmax(differs)]
-        rings = [ring[(ring != removed).any(axis=1)] for ring in split(before)]
-        return joined([ring for ring in rings if len(ring) >= LEAST] or [after])
-    if len(after) != len(before):
-        return after
-    _, copies = np.unique(before, axis=0, return_inverse=True)
+    _, copies, counts = np.unique(before, axis=0, return_inverse=True, return_counts=True)
     copies = copies.ravel()
-    # Vertices that have moved come first, then those with a lower index.
-    order = np.argsort((before == after).all(axis=1), kind="stable")
-    _, first = np.unique(copies[order], return_index=True)
-    return after[order[first]][copies]
+    if len(after) == len(before):
+        # Vertices that have moved come first.
+        order = np.argsort((before == after).all(axis=1), kind="stable")
+        _, first = np.unique(copies[order], return_index=True)
+        return after[order[first]][copies]
+    shared = min(len(before), len(after))
+    differs = (before[:shared] != after[:shared]).any(axis=1)
+    index = int(np.argmax([*differs, True]))
+    if len(after) == len(before) + 1:
+        is_path = (counts[copies[[index - 1, index % len(before)]]] > 1).all()
+        return before if is_path else after
+    rings = [ring[(ring != before[index]).any(axis=1)] for ring in split(before)]
+    return joined([ring for ring in rings if len(ring) >= LEAST] or [after])
 
 
 def without_repeated_end(ring: Ring) -> Ring:

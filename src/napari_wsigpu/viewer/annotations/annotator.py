@@ -84,7 +84,7 @@ LEAST_DRAG, LEAST_WIDTH = 5, 2
 UNSAVED = "Unsaved annotations"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
-CHANGING = "select", "direct", "vertex_remove"  # modes that change shapes
+CHANGING = "select", "direct", "vertex_insert", "vertex_remove"  # modes that change shapes
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
 
 _annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
