@@ -6,12 +6,13 @@ from napari.layers import Layer, Shapes
 from napari.settings import get_settings
 
 from napari_wsigpu import Annotation
+from napari_wsigpu.annotations.rings import joined
 from napari_wsigpu.viewer.annotations.annotation_layers import annotation_layers
 from napari_wsigpu.viewer.annotations.annotator import annotator_of
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
-from napari_wsigpu.viewer.drawing.outlines import LEAST, Outlines
+from napari_wsigpu.viewer.drawing.outlines import LEAST, Outlines, repair
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
-from napari_wsigpu.viewer.napari_internals import SHAPES, layer_visual
+from napari_wsigpu.viewer.napari_internals import SHAPE_LIST, SHAPES, layer_visual
 from napari_wsigpu.widgets.annotations.classes import classify
 
 SQUARE = np.array([(0, 0), (10, 0), (10, 10), (0, 10)], float)
@@ -123,6 +124,42 @@ def test_selected_shapes_can_be_removed(viewer, shown):
     layer.remove_selected()
     assert len(layer.data) == 1
     viewer.screenshot(flash=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changed_shapes_leave_the_triangles_of_others(seed):
+    chance = np.random.default_rng(seed)
+
+    def polygon():
+        corner = chance.uniform(20, 400, 2)
+        if chance.random() < 0.5:
+            turn = np.linspace(0, 2 * np.pi, chance.integers(3, 9), endpoint=False)[:, None]
+            return np.hstack([np.cos(turn), np.sin(turn)]) * 20 + corner
+        holes = [SQUARE[::-1] / 4 + corner + 3 + 6 * each for each in range(chance.integers(1, 4))]
+        return joined([SQUARE * 3 + corner, *holes])
+
+    layer = Shapes([polygon() for _ in range(4)], shape_type="polygon")
+    shapes = SHAPES.get(layer)
+    repair(shapes)
+    for _ in range(12):
+        index = int(chance.integers(4))
+        change = chance.integers(3)
+        if change == 0:
+            shapes.edit(index, polygon())
+        else:
+            name, value = [("rotate", chance.uniform(5, 90)), ("scale", chance.uniform(0.5, 1.5))][
+                change - 1
+            ]
+            getattr(shapes, name)(index, value, center=(50, 50))
+        mesh = SHAPE_LIST.get(shapes)
+        for first, shape in zip(mesh.triangles_index, shapes.shapes, strict=False):
+            found = mesh.vertices[mesh.triangles[first : first + shape.triangles_count]]
+            edges = shape._edge_vertices + shape.edge_width * shape._edge_offsets
+            fill, outline = (
+                shape._face_vertices[shape._face_triangles],
+                edges[shape._edge_triangles],
+            )
+            np.testing.assert_allclose(found, np.concatenate([fill, outline]), atol=1e-3)
 
 
 @pytest.mark.window

@@ -1204,6 +1204,15 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     assert dock.chips["Carcinoma"].native.isChecked()  # Stroma was marked
     press(dock.undo)
     assert classes(first) == ["Carcinoma", "Stroma"]
+    assert dock.chips["Stroma"].native.isChecked()
+    dock.set_class("Gland")  # of new objects
+    press(dock.undo)
+    assert classes(first) == ["Tumor", "Stroma"]
+    assert own_classes().keys() == {"Gland", "Tumor", "Stroma"}
+    for _ in range(2):
+        press(dock.redo)
+    assert classes(first) == ["Carcinoma", "Carcinoma"]
+    assert own_classes().keys() == {"Gland", "Carcinoma"}
 
 
 def test_own_classes_of_earlier_sessions_are_offered(add_dock, slide_is_open):

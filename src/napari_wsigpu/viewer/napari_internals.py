@@ -252,7 +252,7 @@ SHAPES = Internal(
 )
 SHAPE_LIST = Internal(
     "ShapeList",
-    ("_mesh", "_set_color", "_edge_color", "_face_color"),
+    ("_mesh", "_set_color", "_edge_color", "_face_color", "_update_mesh_triangles"),
     SLOW_SHAPES,
     lambda viewer: SHAPES.get(viewer.layers[1]),
 )

@@ -84,7 +84,7 @@ LEAST_DRAG, LEAST_WIDTH = 5, 2
 UNSAVED = "Unsaved annotations"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
-CHANGING = "select", "direct", "vertex_insert", "vertex_remove"  # modes that change shapes
+CHANGING = "direct", "vertex_insert", "vertex_remove"  # modes that change vertices
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
 
 _annotators: WeakKeyDictionary[Viewer, Annotator] = WeakKeyDictionary()
@@ -662,7 +662,7 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
 
 
 def keep_holes(viewer: Viewer, event: Event) -> Generator[None, None, None]:
-    """Keep the outer ring and the holes of a polygon joined while the user changes it."""
+    """Keep the rings of a polygon joined while the user changes its vertices."""
     layer = viewer.layers.selection.active
     if not isinstance(layer, Shapes) or layer.mode not in CHANGING or is_being_drawn(layer):
         return

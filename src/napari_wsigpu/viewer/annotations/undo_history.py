@@ -11,7 +11,7 @@ import numpy as np
 from napari.layers import Labels, Points, Shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import TypeAlias
 
     from napari.components import LayerList
@@ -55,6 +55,14 @@ class Change(NamedTuple):
     after: State | None
 
 
+class Step(NamedTuple):
+    """Changes that are undone together; `then` is called after that, and `again` after redo."""
+
+    changes: list[Change]
+    then: Callable[[], None] | None = None
+    again: Callable[[], None] | None = None
+
+
 class History:
     """The changes of a slide's annotation layers.
 
@@ -66,8 +74,9 @@ class History:
 
     def __init__(self) -> None:
         self._states: WeakKeyDictionary[AnnotationLayer, State | None] = WeakKeyDictionary()
-        self._done: list[list[Change]] = []
-        self._undone: list[list[Change]] = []
+        self._done: list[Step] = []
+        self._undone: list[Step] = []
+        self._attached: tuple[Callable[[], None], Callable[[], None]] | tuple[()] = ()
         self.unsaved = False
 
     @property
@@ -88,6 +97,10 @@ class History:
     def watch(self, layer: AnnotationLayer) -> None:
         """Record a layer's current content as the state that undo leads back to."""
         self._states[layer] = state_of(layer)
+
+    def attach(self, then: Callable[[], None], again: Callable[[], None]) -> None:
+        """Attach functions to the next step, see `Step`."""
+        self._attached = then, again
 
     def record(self, layers: Iterable[AnnotationLayer], present: LayerList) -> bool:
         """Record the changes of some layers as one step; return False if there are none.
@@ -111,7 +124,8 @@ class History:
             elif any(state and state.data for state in (before, after)):
                 step.append(Change(layer, before, after))
         if step:
-            self._done = [*self._done, step][-MOST_STEPS:]
+            self._done = [*self._done, Step(step, *self._attached)][-MOST_STEPS:]
+            self._attached = ()
             self._undone.clear()
         return bool(step)
 
@@ -123,15 +137,13 @@ class History:
         """Redo the last undone step; return False if there is none."""
         return self._move(self._undone, self._done, present)
 
-    def _move(
-        self, source: list[list[Change]], target: list[list[Change]], present: LayerList
-    ) -> bool:
+    def _move(self, source: list[Step], target: list[Step], present: LayerList) -> bool:
         """Move the last step to another list, and restore the content that it leads to."""
         if not source:
             return False
         step = source.pop()
         target.append(step)
-        for layer, before, after in step:
+        for layer, before, after in step.changes:
             state = before if target is self._undone else after
             # Store the state first, so that restoring it does not count as the user's change.
             self._states[layer] = state
@@ -142,6 +154,9 @@ class History:
                     present.append(layer)
                 restore(layer, state)
         self.unsaved = True
+        follow = step.then if target is self._undone else step.again
+        if follow is not None:
+            follow()
         return True
 
 

@@ -20,11 +20,11 @@ from vispy.gloo import IndexBuffer, VertexBuffer
 from vispy.scene.visuals import create_visual_node
 from vispy.visuals import CompoundVisual, Visual
 
-from napari_wsigpu.annotations.rings import ellipse, split
+from napari_wsigpu.annotations.rings import ellipse, mended, split
 from napari_wsigpu.viewer.napari_internals import SHAPE_LIST, SHAPES, SHAPES_LAYER, layer_visual
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from napari import Viewer
     from napari.layers import Shapes
@@ -47,6 +47,7 @@ FEWEST = 8  # vertices that a simplified closed outline keeps
 CURVE = 96  # vertices of an ellipse
 OPEN = "line", "path"
 TRANSFORMS = "scale", "rotate", "flip"  # methods of napari's list of shapes
+UPDATE = "_update_mesh_triangles"
 
 VERTEX = """
 attribute vec2 position;
@@ -182,14 +183,43 @@ def _set_color(content: Any, colors: Array, kind: str) -> None:
     SHAPE_LIST.get(content, f"_{kind}_color")[:] = colors
 
 
-def _transform(content: Any, name: str, index: int, *arguments: Any, **named: Any) -> None:
-    """Resize, rotate or mirror a shape.
+def repair(content: Any) -> None:
+    """Correct how napari's list of shapes replaces the triangles of a shape that is changed.
 
-    napari's methods update only its vertices. If their number changes, as it may for outlines with
-    holes, all shapes that follow are drawn wrongly.
+    Otherwise, changes of outlines with holes disturb how the shapes after them are drawn.
     """
-    getattr(content.shapes[index], name)(*arguments, **named)
+    for name in TRANSFORMS:
+        SHAPE_LIST.override(content, name, partial(_transform, content, name))
+    update = partial(SHAPE_LIST.get(type(content), UPDATE), content)
+    SHAPE_LIST.override(content, UPDATE, partial(_update_triangles, content, update))
+
+
+def _transform(content: Any, name: str, index: int, *arguments: Any, **named: Any) -> None:
+    """Resize, rotate or mirror a shape; napari's methods don't update its triangles.
+
+    They also draw the paths between the rings of a polygon, and may separate copies of a vertex.
+    """
+    shape = content.shapes[index]
+    before = np.array(shape.data)
+    getattr(shape, name)(*arguments, **named)
+    if shape.name == "polygon" and len(split(before)) > 1:
+        shape.data = mended(before, shape.data)
     content.update(index)
+
+
+def _update_triangles(content: Any, update: Callable[[int], None], index: int) -> None:
+    """Update a shape's triangles with napari's method.
+
+    If the shape now has more triangles but fewer vertices, the method renumbers the vertices of all
+    triangles that follow, although napari keeps the unused vertices.
+    """
+    mesh, shape = SHAPE_LIST.get(content), content.shapes[index]
+    first, last = mesh.vertices_index[index : index + 2]
+    begin, end = mesh.triangles_index[index : index + 2]
+    update(index)
+    unused = last - first - shape.vertices_count
+    if unused > 0 and shape.triangles_count > end - begin:
+        mesh.triangles[mesh.triangles_index[index + 1] :] += unused
 
 
 class _Part(Visual):  # type: ignore[misc]
@@ -317,7 +347,7 @@ class OutlineDrawing:
         """Let napari draw the layer again."""
         content = SHAPES.get(self._layer)
         self._color_mesh(content)
-        SHAPE_LIST.restore(content, *TRANSFORMS)
+        SHAPE_LIST.restore(content, *TRANSFORMS, UPDATE)
         self._layer.events.highlight.disconnect(self._on_highlight)
         SHAPES.restore(self._layer, "_outline_shapes")
         SHAPES_LAYER.restore(self._visual, "_on_data_change")
@@ -331,8 +361,7 @@ class OutlineDrawing:
         active, content = self.is_active, SHAPES.get(self._layer)
         self._visual.node.shape_faces.visible = not active
         # napari creates a new shape list for new data.
-        for name in TRANSFORMS:
-            SHAPE_LIST.override(content, name, partial(_transform, content, name))
+        repair(content)
         if active:
             SHAPE_LIST.override(content, "_set_color", partial(_set_color, content))
         else:

@@ -408,17 +408,30 @@ class Annotations(SlideDock):
 
     def _change_class(self, name: str, new: str, color: str) -> None:
         """Change name and color of a class, and of its objects on all slides."""
-        added = {new if each == name else each: kept for each, kept in self._added.items()}
-        self._added = {**added, new: color}
-        keep_own_classes(self._added)
-        self._class = new if self._class == name else self._class
+        before = dict(self._added)
+        after = {new if each == name else each: kept for each, kept in before.items()}
+        after[new] = color
+        self._replace_classes(before, after, name, new)
+        undo = partial(self._replace_classes, after, before, new, name)
+        redo = partial(self._replace_classes, before, after, name, new)
+        self.keeper.unsaved()  # makes a step of what has changed until now
         for slide in self.slides():
             for layer in self.layers(slide):
                 stated = layer.features.get(CLASS)
                 if stated is not None and (stated == name).any():
+                    self.keeper.history(slide.path).attach(undo, redo)
                     reclassify(layer, np.flatnonzero(stated == name), new, color)
         self._refresh()
         self._mark_class()
+
+    def _replace_classes(
+        self, old: dict[str, str], added: dict[str, str], name: str, new: str
+    ) -> None:
+        """Replace the classes that the user has added, and the name of the marked class."""
+        others = {each: color for each, color in self._added.items() if each not in old}
+        self._added = {**others, **added}
+        keep_own_classes(self._added)
+        self._class = new if self._class == name else self._class
 
     def _forget_class(self, name: str) -> None:
         """Offer a class no longer, unless objects have it."""
@@ -604,6 +617,7 @@ class Annotations(SlideDock):
             self.keeper.undo(self.slide, again=again)
             self.status.say("")
             self._refresh()
+            self._mark_class()
 
     def _undo_by_key(self, *, again: bool = False) -> None:
         active = self.viewer.layers.selection.active
