@@ -991,6 +991,23 @@ def test_keys_change_the_slide_from_every_list(viewer, dock, slides):
         assert dock.slide is not shown
 
 
+@pytest.mark.parametrize("tool", ["Select", "Line"])
+def test_an_import_keeps_the_tool(viewer, dock, slides, answer, tmp_path, settled, tool):
+    draw(viewer, dock)
+    press(dock.tools[tool])
+    source = tmp_path / "cells.geojson"
+    square = np.array([(0, 0), (0, 400), (400, 400), (400, 0)], float)
+    write_geojson(source, [Annotation("polygon", (square + 100,))])
+    answer(source)
+    click(dock.load)
+    settled()
+    assert dock.status.value == "'cells.geojson': 1 object."
+    assert dock.tools[tool].native.isChecked()
+    drag_and_wait(viewer, (0.7, 0.7), (0.8, 0.8))
+    QTest.qWait(3 * PATIENCE_MS)
+    assert len(dock.rows) == (3 if tool == "Line" else 2)
+
+
 def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):
     path = tmp_path / "both.geojson"
     square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)

@@ -662,10 +662,13 @@ class Annotations(SlideDock):
         """Add objects to the slide; report their number, and that of objects left out."""
         title = stem_of(name.removesuffix(".gz"))
         layers = annotation_layers(annotations, title, self.layer_of_slide())
+        tools = [tool for tool, chosen in self.tools.items() if chosen.native.isChecked()]
         count = 0  # as in the table, which lists each of several points
         for data, attributes, kind in layers:
             getattr(self.viewer, f"add_{kind}")(data, **attributes)
             count += len(attributes["metadata"].get(OBJECTS, data))
+        for tool in tools:
+            self.draw(tool)
         parts = [f"{count:,} object{'' if count == 1 else 's'}."] if count or not skipped else []
         if any(kind == "labels" for *_, kind in layers):
             parts.append(MANY)
