@@ -175,12 +175,11 @@ class HostBackend:
         if count > FEW_TILES:
             return "recurring"
         recur = False
-        if not form.is_raw:
-            tiles = [row * form.columns + column for row in rows for column in columns]
-            recur = self._recurrence.record(number, tiles, form.tile_bytes)
         # Threads that cache tiles contend for the allocator. With many readers, decoding some
         # tiles twice is faster.
-        recur = recur and self._source.readers < MANY_READERS
+        if not form.is_raw and self._source.readers < MANY_READERS:
+            tiles = [row * form.columns + column for row in rows for column in columns]
+            recur = self._recurrence.record(number, tiles, form.tile_bytes)
         table: Records | None = None
         keys, held, kept = [], 0, {}
         if recur or self._cache.holds_any(slide, number, rows, columns):
