@@ -36,6 +36,7 @@ OF_QUPATH = {
             "properties": {
                 "objectType": "annotation",
                 "name": "Biopsy 1",
+                "color": [0, 128, 255],
                 "classification": {"name": "Tumor", "color": [200, 0, 0]},
                 "isLocked": True,
                 "measurements": {"Area µm^2": 2400.5, "Ratio": math.nan},

@@ -411,7 +411,9 @@ def _extra(
     plane = feature["geometry"].get("plane")
     if plane is not None:
         extra["plane"] = plane
-    others = {key: value for key, value in properties.items() if key not in KNOWN}
+    # `Annotation.color` is that of the class; QuPath's objects may also have one of their own.
+    known = KNOWN - {"color"} if _class_name(properties.get("classification")) else KNOWN
+    others = {key: value for key, value in properties.items() if key not in known}
     return extra | ({"properties": others} if others else {})
 
 
