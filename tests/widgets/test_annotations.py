@@ -457,6 +457,7 @@ def test_labels_of_a_level_are_painted_and_saved(
         click(dock.save_labels)
         settled()
         assert dock.status.value == saved(target)
+        answer(tmp_path / "not asked again.zarr")
     zarr = pytest.importorskip("zarr")
     own = zarr.open_group(target, mode="r")["labels/labels"]
     np.testing.assert_array_equal(own["0"][...], labels.data)
@@ -467,6 +468,7 @@ def test_labels_of_a_level_are_painted_and_saved(
     # The labels can be painted on after they are opened from the dock.
     viewer.layers.remove(labels)
     viewer.layers.selection.active = layer
+    answer(target)
     click(dock.open_labels)
     settled()
     continued = viewer.layers.selection.active
@@ -475,6 +477,7 @@ def test_labels_of_a_level_are_painted_and_saved(
     np.testing.assert_allclose(continued.scale, labels.scale)
     np.testing.assert_allclose(continued.translate, labels.translate)
     continued.data[-4:, -4:] = 9
+    answer(tmp_path / "not asked again.zarr")
     click(dock.save_labels)
     settled()
     np.testing.assert_array_equal(own["0"][...], continued.data)

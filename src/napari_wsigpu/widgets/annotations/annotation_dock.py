@@ -89,6 +89,7 @@ NO_SHAPES = "Nothing has been drawn yet: choose a tool, and draw on the slide."
 NOTHING_TO_SELECT = "There is nothing to select yet."
 NO_CLASSES = "Labels have no classes; choose the label to paint in napari's layer controls."
 BEYOND = "It is not entirely on the slide."
+SAVED_AT = "saved at"  # metadata key: the OME-Zarr that holds a labels layer
 NOT_SAVED = "Labels are not saved automatically."
 LOST = "An earlier session ended without saving its annotations of '{}'."
 DELETE = "The lost annotations cannot be restored afterwards. Delete them?"
@@ -746,7 +747,8 @@ class Annotations(SlideDock):
         def done(found: dict[str, tuple[int, Array]]) -> None:
             try:
                 for name, (number, pixels) in found.items():
-                    add_labels(self.viewer, layer, slide, number, pixels, name).mode = "paint"
+                    labels = add_labels(self.viewer, layer, slide, number, pixels, name)
+                    labels.mode, labels.metadata[SAVED_AT] = "paint", path
             except SlideError as error:
                 self._refuse(str(error))
             else:
@@ -772,16 +774,19 @@ class Annotations(SlideDock):
             return
         [labels] = chosen
         level = labels.metadata[LEVEL]
-        path = self._ask_where("Save labels", " labels.zarr", ZARR)
+        # A file dialog would enter the folder instead of accepting it again.
+        path = labels.metadata.get(SAVED_AT) or self._ask_where("Save labels", " labels.zarr", ZARR)
         if path:
             pixels, strokes = np.array(labels.data), self.keeper.strokes(labels)
             # Without what `add_labels` adds, which would also name the slide in the file.
             name = labels.name.removeprefix(slide_name(slide)).removesuffix("labels").strip()
-            self._write(
-                path,
-                partial(save_labels, slide, path, pixels, level=level, name=name or "labels"),
-                partial(self.keeper.saved_labels, labels, strokes),
-            )
+
+            def then() -> None:
+                labels.metadata[SAVED_AT] = path
+                self.keeper.saved_labels(labels, strokes)
+
+            work = partial(save_labels, slide, path, pixels, level=level, name=name or "labels")
+            self._write(path, work, then)
 
     def _on_slow(self, title: str) -> None:
         """Show the title of a slow job until the job replaces it with its result."""
