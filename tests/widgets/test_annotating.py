@@ -557,11 +557,14 @@ def test_ellipses_and_polygons_are_drawn(viewer, dock, slides, qtbot):
     assert shapes.shape_type == ["ellipse"]
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_undo_removes_an_unfinished_polygon_only(viewer, dock, slides, count):
     shapes = draw(viewer, dock, (0.1, 0.1), (0.3, 0.3))
     press(dock.tools["Polygon"])
     click_corners(viewer, count)
+    keys(viewer, Qt.Key_2, Qt.AltModifier)
+    QTest.qWait(3 * PATIENCE_MS)
+    press(dock.copy)
     keys(viewer, Qt.Key_Z, Qt.ControlModifier)
     QTest.qWait(3 * PATIENCE_MS)
     assert shapes.shape_type == ["rectangle"]

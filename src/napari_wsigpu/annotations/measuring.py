@@ -50,6 +50,8 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
     Measurement
     """
     scaled = [ring * mpp for ring in annotation.rings]
+    if not scaled:  # a polygon of which only two vertices are drawn
+        return Measurement()
     every = np.concatenate(scaled)
     x, y = ((every.min(axis=0) + every.max(axis=0)) / 2).tolist()
     if annotation.kind == "points":
