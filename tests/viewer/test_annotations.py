@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -263,6 +264,18 @@ def test_objects_without_an_id_of_their_own_keep_what_they_say(model, kind, stat
     np.testing.assert_allclose([each.nucleus[0] for each in found], [SQUARE[:3]] * 2)
     assert [each.id for each in back(model[0], layer)] == [each.id for each in found]
     assert len({each.id for each in found} - {""}) == 2
+
+
+def test_lines_of_several_parts_stay_together(model):
+    parts = SQUARE[:2] * 1.0, SQUARE[1:] * 1.0 + 30, SQUARE[:3] * 1.0 + 60
+    both = [Annotation("line", parts, "a", id=str(UUID(int=1))), Annotation("line", parts[:1])]
+    [shapes] = added(*model, both)
+    assert_alike(back(model[0], shapes), both)
+    shapes.features["name"] = ["a", "other", "a", ""]
+    shapes.add(SQUARE[:2] + 90.0, shape_type="line")
+    found = back(model[0], shapes)
+    assert [(each.name, len(each.rings)) for each in found[:3]] == [("a", 2), ("other", 1), ("", 1)]
+    assert len({each.id for each in found}) == 4
 
 
 def test_a_nucleus_follows_its_cell(model):

@@ -50,6 +50,7 @@ MANY = (
 PADDING = "padding"  # metadata key: shapes that fill a cell of the grid; see `is_padding`
 FOR_EXPORT = "for export"  # metadata key: shapes that select a region, not annotations
 REST = "annotations"  # metadata key: properties without a table column, by id
+PARTS = "parts"  # metadata key: number of rings of each object that has several, by id
 DRAWN = "drawn"  # metadata key: UUID from which objects without an id of their own derive one
 CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
 RED: Color = (255, 0, 0)  # color of objects without a class, as in QuPath
@@ -143,6 +144,7 @@ def annotation_layers(
         common |= flat_placement(slide_layer)
         metadata[SLIDE] = None if slide is None else slide.path
     metadata[REST], metadata[DRAWN] = _rest(annotations), uuid4().hex
+    metadata[PARTS] = {each.id: len(each.rings) for each in annotations if len(each.rings) > 1}
     metadata[CODES] = {
         each.classification: {DICOM: each.extra[DICOM]}
         for each in annotations
@@ -532,8 +534,25 @@ def _of_shapes(
     types = [types] * len(content) if isinstance(types, str) else [str(each) for each in types]
     rows = _rows(attributes, len(content), "edge_color")
     found = shape_annotations(content, types, pixels_of, rows)
-    rest = (attributes.get("metadata") or {}).get(REST, {})
-    return [_with_nucleus(each, rest[each.id][2]) if each.nucleus else each for each in found]
+    metadata = attributes.get("metadata") or {}
+    rest, parts = metadata.get(REST, {}), metadata.get(PARTS, {})
+    stated = map(_text, _columns(attributes).get(ID, [""] * len(content)))
+    objects: list[Annotation] = []
+    lines: dict[str, int] = {}  # index of the object of each line of several parts
+    for each, id_ in zip(found, stated, strict=True):
+        whole = objects[lines[id_]] if id_ in lines else None
+        if (
+            whole is not None
+            and len(whole.rings) < parts[id_]
+            and (each.kind, each.classification, each.name)
+            == (whole.kind, whole.classification, whole.name)
+        ):
+            objects[lines[id_]] = replace(whole, rings=(*whole.rings, *each.rings))
+            continue
+        if each.kind == "line" and id_ in parts:
+            lines.setdefault(id_, len(objects))
+        objects.append(_with_nucleus(each, rest[each.id][2]) if each.nucleus else each)
+    return objects
 
 
 def _with_nucleus(cell: Annotation, before: Array) -> Annotation:

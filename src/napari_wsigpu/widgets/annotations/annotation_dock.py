@@ -429,6 +429,8 @@ class Annotations(SlideDock):
         self, old: dict[str, str], added: dict[str, str], name: str, new: str
     ) -> None:
         """Replace the classes that the user has added, and the name of the marked class."""
+        if name in old and name not in self._added:
+            return  # forgotten since then
         others = {each: color for each, color in self._added.items() if each not in old}
         self._added = {**others, **added}
         keep_own_classes(self._added)
