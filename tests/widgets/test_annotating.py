@@ -422,6 +422,25 @@ def test_class_chosen_while_drawing_is_for_the_next_object(viewer, dock, slides,
     assert classes(layer) == ["Necrosis", "Other", "Other"]
 
 
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_class_chosen_after_drawing_is_also_for_an_object_without_one(viewer, dock, slides, tool):
+    press(dock.tools[tool])
+    layer = viewer.layers.selection.active
+    for number, key in enumerate((Qt.Key_1, Qt.Key_2)):
+        place = 0.2 + 0.2 * number
+        drag_and_wait(viewer, (place, place), (place, place) if tool == "Point" else (0.7, 0.7))
+        keys(viewer, key, Qt.AltModifier)
+        QTest.qWait(3 * PATIENCE_MS)
+    assert classes(layer) == ["Tumor", "Tumor"]
+    drag_and_wait(viewer, (0.5, 0.3), (0.5, 0.3) if tool == "Point" else (0.8, 0.8))
+    assert classes(layer) == ["Tumor", "Tumor", "Stroma"]
+    QTest.qWait(3 * PATIENCE_MS)
+    press(dock.undo)
+    press(dock.undo)
+    press(dock.undo)
+    assert classes(layer) == [""]
+
+
 def test_size_of_a_drawn_object_is_shown(viewer, dock, slides, qtbot):
     shapes = draw(viewer, dock, (0.1, 0.1), (0.2, 0.2))
     qtbot.waitUntil(lambda: dock.status.value.startswith("Area "))

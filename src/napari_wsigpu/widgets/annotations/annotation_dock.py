@@ -545,7 +545,9 @@ class Annotations(SlideDock):
         self._color_of(name)
         self._offer_classes()
         for layer in self._selected_in():
-            self._classify(layer, () if self._is_drawn(layer) else layer.selected_data)
+            # The object that was drawn last keeps its class, if it has one.
+            keeps = self._is_drawn(layer) and layer.features[CLASS].iloc[-1]
+            self._classify(layer, () if keeps else layer.selected_data)
         self._refresh()
         self._mark_class()
         if isinstance(self.viewer.layers.selection.active, Labels):
