@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.annotations.rings import areas, centroid, polygons
+from napari_wsigpu.annotations.rings import area_and_centroid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from napari_wsigpu.annotations.annotation import Annotation
 
 
@@ -52,19 +56,18 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
     scaled = [ring * mpp for ring in annotation.rings]
     if not scaled:  # a polygon of which only two vertices are drawn
         return Measurement()
-    every = np.concatenate(scaled)
-    x, y = ((every.min(axis=0) + every.max(axis=0)) / 2).tolist()
-    if annotation.kind == "points":
-        return Measurement(center=(x, y))
-    if annotation.kind == "line":
+    if annotation.kind in ("points", "line"):
+        every = np.concatenate(scaled)
+        x, y = ((every.min(axis=0) + every.max(axis=0)) / 2).tolist()
+        if annotation.kind == "points":
+            return Measurement(center=(x, y))
         steps = [np.diff(ring, axis=0) for ring in scaled]
-        length = sum(float(np.hypot(*step.T).sum()) for step in steps)
-        return Measurement(length, center=(x, y))
+        return Measurement(_length(steps), center=(x, y))
     around = [ring - np.roll(ring, 1, axis=0) for ring in scaled]
-    area = 0.0
-    for outer, *holes in polygons(scaled):
-        [size] = areas([outer])
-        area += size - sum(areas(holes))
-    perimeter = sum(float(np.hypot(*step.T).sum()) for step in around)
-    x, y = centroid(scaled).tolist()
-    return Measurement(perimeter=perimeter, area=area, center=(x, y))
+    area, center = area_and_centroid(scaled)
+    x, y = center.tolist()
+    return Measurement(perimeter=_length(around), area=area, center=(x, y))
+
+
+def _length(steps: Sequence[NDArray[np.float64]]) -> float:
+    return sum(float(np.hypot(*step.T).sum()) for step in steps)

@@ -91,8 +91,8 @@ def areas(rings: Sequence[Ring]) -> list[float]:
     return [abs(_signed_area(ring)) for ring in rings]
 
 
-def centroid(rings: Sequence[Ring]) -> Ring:
-    """Return the center of the area that rings enclose; without an area, that of their box."""
+def area_and_centroid(rings: Sequence[Ring]) -> tuple[float, Ring]:
+    """Return the area that rings enclose and its center; without an area, that of their box."""
     every = np.concatenate(rings)
     middle: Ring = (every.min(axis=0) + every.max(axis=0)) / 2
     area, moment = 0.0, np.zeros(2)
@@ -102,9 +102,9 @@ def centroid(rings: Sequence[Ring]) -> Ring:
             following = np.roll(points, -1, axis=0)
             cross = points[:, 0] * following[:, 1] - following[:, 0] * points[:, 1]
             sign = np.sign(cross.sum()) * (-1 if index else 1)  # the first ring is the outer one
-            area += sign * cross.sum() / 2
+            area += sign * float(cross.sum()) / 2
             moment += sign * cross @ (points + following) / 6
-    return middle + moment / area if area else middle
+    return float(area), middle + moment / area if area else middle
 
 
 def polygons(rings: Sequence[Ring]) -> list[list[Ring]]:
