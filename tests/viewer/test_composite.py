@@ -7,6 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import wait
+from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer.drawing.progressive import display_of
 from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from tests.viewer.shared import wait_for_layout
@@ -53,6 +54,25 @@ def test_changed_composite_is_drawn_without_decoding(viewer, layer, zoom):
     assert_shown(layer, slide)
     show_composite(layer, shown_composite(layer).showing([0, 2, 4]))
     assert assert_shown(layer, slide).visible == (0, 2, 4)
+
+
+def test_prefetching_keeps_the_channels_of_the_view(viewer, write_channels, monkeypatch, qtbot):
+    fetcher = runtime.default().fetcher
+    monkeypatch.setattr(runtime.default().tiles, "budget", 16_000_000)
+    [layer] = viewer.open(write_channels(5)[0], plugin=PLUGIN)
+    wait_for_layout(viewer)
+    viewer.scene.camera.zoom *= 4
+    slide = slide_of(layer)
+    settings = assert_shown(layer, slide)
+    qtbot.wait_until(lambda: fetcher.stats(slide.displayed.slide)["prefetched"] > 0)
+    before = 0
+    while before != (before := fetcher.stats(slide.displayed.slide)["prefetched"]):
+        qtbot.wait(300)
+    decoded = slide.stats()["decoded"]
+    style = replace(settings.channels[0], window=(500, 1500))
+    show_composite(layer, settings.styled(0, style))
+    assert display_of(layer).exact
+    assert slide.stats()["decoded"] == decoded
 
 
 def test_composite_without_channels_is_black(layer):

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.model.arrays import Array, DType
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.composite import ChannelStyle, Composite
 
 # Samples of any other type are first scaled to 16 bits, so that the window fills the full range.
 TABLED = np.dtype(np.uint8), np.dtype(np.uint16)
 FULL = 65_535
+MOST = {1: 255, 2: FULL}  # largest value by the size of a sample in bytes
 # Maximum number of cached color tables; each takes up to 1 MiB.
 MOST_TABLES = 128
 # Pixels below which one thread is faster than several.
@@ -84,18 +85,11 @@ def _tabled(pixels: Array, style: ChannelStyle) -> tuple[Array, NDArray[np.float
         # NaN, which has no order, becomes black.
         pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
         low, high = 0, FULL
-    first, last = _range(low, high, pixels.dtype)
-    return pixels, _table(low, high, first, last, style.gamma, style.color), first
-
-
-def _range(low: float, high: float, dtype: DType) -> tuple[int, int]:
-    """Return the first and last value of `dtype` that bound the window.
-
-    Values beyond them have the same colors.
-    """
-    most = int(np.iinfo(dtype).max)
+    # Values beyond these two have the colors of the window's ends.
+    most = MOST[pixels.itemsize]
     first = min(max(math.floor(low), 0), most)
-    return first, max(first, min(math.ceil(high), most))
+    last = max(first, min(math.ceil(high), most))
+    return pixels, _table(low, high, first, last, style.gamma, style.color), first
 
 
 @lru_cache(maxsize=MOST_TABLES)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
+from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.compose import compose
 from napari_wsigpu.display.source import DisplaySource, HostedSource, hatched
 from napari_wsigpu.model.errors import UnsupportedArrayError
@@ -90,6 +91,11 @@ class CompositeSource(HostedSource):
         return self.view.state[1]
 
     @property
+    def weight(self) -> float:
+        """Bytes that the cache holds for each byte of a composed tile."""
+        return 1 + self._channels.bytes_per_pixel(self.view.settings.visible) / RGB
+
+    @property
     def least_view_batch(self) -> int:
         """Smallest batch of tiles on screen: decoding few tiles per channel leaves cores idle."""
         return max(self.least_batch, CHANNEL_TILES // max(1, len(self.view.settings.visible)))
@@ -101,13 +107,31 @@ class CompositeSource(HostedSource):
         color: Array = compose([blank] * len(settings.visible), settings, blank.shape)[0, 0]
         return color
 
-    def read(self, number: int, rows: Span, columns: Span, channel: int | None) -> Array:
+    def read(self, level: LevelArray, rows: Span, columns: Span, channel: int | None) -> Array:
         """Compose a region of a level; return one of red, green and blue, or all."""
-        settings = self.view.settings
-        regions = Regions.slice(rows, columns)
-        channels = self._channels.region(number, regions, settings.visible)
-        pixels = compose(channels, settings, (rows.length, columns.length))
+        settings, shape = self.view.settings, (rows.length, columns.length)
+        if level.shape[:2] == shape:
+            pixels = self._whole(level, settings)
+        else:
+            regions = Regions.slice(rows, columns)
+            pixels = compose(
+                self._channels.region(level.number, regions, settings.visible), settings, shape
+            )
         return pixels if channel is None else pixels[..., channel]
+
+    def _whole(self, level: LevelArray, settings: Composite) -> Array:
+        """Compose a level tile by tile, as copying all channels first would take twice as long."""
+        layout = level.layout
+        whole = Rect(0, 0, layout.height, layout.width)
+        tiles, _ = self._channels.tiles(
+            level.number, [*touched(layout, whole).cells()], settings.visible
+        )
+        pixels = np.empty((*level.shape[:2], RGB), np.uint8)
+        for tile, channels in tiles.items():
+            rect = layout.tile_rect(*tile)
+            shape = rect.height, rect.width
+            pixels[whole.slices(rect)] = compose(channels, settings, shape)
+        return pixels
 
     def values(self, number: int, row: int, column: int) -> list[tuple[str, float]]:
         """Return the name and stored value of each visible channel at a pixel of a level."""
@@ -143,6 +167,8 @@ class CompositeSource(HostedSource):
         """
         settings, color = self.view.state
         tiles = {(key.row, key.column): key for key in keys}
+        # A changed composite needs the overview's channels; looking them up keeps them cached.
+        self._channels.cached_tiles(*self._host.overview_tiles(), settings.visible)
         found, damaged = self._channels.tiles(keys[0].image, tiles, settings.visible)
         composed = {}
         for tile, key in tiles.items():
@@ -175,7 +201,7 @@ class CompositeLevel(LevelArray):
         self._stored = stored
 
         def read(rows: Span, columns: Span, channel: int | None) -> Array:
-            return source.read(stored.number, rows, columns, channel)
+            return source.read(stored, rows, columns, channel)
 
         layout = _rgb(stored.layout)
         super().__init__(layout, read, stored.slide, stored.number, channel, tolerant=True)

@@ -153,6 +153,11 @@ class DisplaySource:
         pixels = own.grid.tile_width * own.grid.tile_height * shrunk
         return max(1, round(pixels / (stored.grid.tile_width * stored.grid.tile_height)))
 
+    def overview_tiles(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return the number of the coarsest level, and the row and column of each of its tiles."""
+        number, layout, *_ = self._pyramid[-1]
+        return number, [*np.ndindex(layout.grid.rows, layout.grid.columns)]
+
     def tile_shape(self, key: TileKey) -> tuple[int, int]:
         """Return the height and width of a tile cropped to its level."""
         level = next(each.layout for each in self._pyramid if each.number == key.image)

@@ -116,6 +116,8 @@ class ChannelReader:
     ----------
     slide : int
         Number of the open slide in the keys of its tiles.
+    finest : LevelLayout
+        The finest level.
     images : Mapping of (int, int) to PyramidLevel
         The images of single channels; see `channel_levels`.
     reader : RegionReader
@@ -127,10 +129,16 @@ class ChannelReader:
     """
 
     _slide: int
+    _finest: LevelLayout
     _images: Mapping[tuple[int, int], PyramidLevel]
     _reader: RegionReader
     _log: TileLog
     _guarded: Callable[[Callable[[], Result]], Result]
+
+    def bytes_per_pixel(self, channels: Sequence[int]) -> int:
+        """Return how many bytes the cached tiles of some channels take for each pixel."""
+        stored = self._finest
+        return stored.dtype.itemsize * (len(channels) if self._images else stored.channels)
 
     def region(
         self,

@@ -346,7 +346,7 @@ class Slide:
             self._log,
         )
         self._channel_reader = ChannelReader(
-            self._number, by_channel, self._reader, self._log, self._guarded
+            self._number, layout.levels[0], by_channel, self._reader, self._log, self._guarded
         )
         self._device_source: DeviceSource | None = None
         self.levels = Levels(map(self.level_array, range(self.level_count)), layout.path)

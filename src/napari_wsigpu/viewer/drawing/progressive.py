@@ -539,7 +539,9 @@ class ProgressiveDisplay:
         if self.error is not None:
             return 0.0
         if isinstance(self.source, CompositeSource):
-            # Changes of contrast or color show in the next frame.
+            # Changes of contrast or color show in the next frame. Until then, the cores are not to
+            # compose tiles around the view.
+            self._runtime.fetcher.cancel(self)
             picture.add(self.source.compose_cached(own_tiles(picture)))
         fetcher = self._runtime.fetcher
         until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))
@@ -570,7 +572,8 @@ class ProgressiveDisplay:
 
     @property
     def _most_ahead(self) -> int:
-        return int(self._runtime.tiles.budget * PREFETCH_SHARE)
+        weight = self.source.weight if isinstance(self.source, CompositeSource) else 1.0
+        return int(self._runtime.tiles.budget * PREFETCH_SHARE / weight)
 
     def _restart_idle(self) -> None:
         """Restart the idle timer: prefetching starts once an exact view has not changed."""
