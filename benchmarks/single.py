@@ -16,9 +16,9 @@ import random
 import resource
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Position = tuple[int, int]
     Read = Callable[[Position, int], NDArray[Any]]
 
-SIDE, THREADED, CHECKED = 32768, 1024, 8
+SIDE, THREADED, CHECKED = 32768, 4096, 8
 # Regions of one round. The first of several rows costs more, as its tiles are all new.
 COUNT, SWEPT = 200, 1000
 
@@ -112,10 +112,19 @@ def timed(read: Read, where: list[Position], side: int) -> tuple[float, float]:
 
 
 def threaded(read: Read, where: list[Position], side: int, threads: int) -> float:
-    """Return how many regions several threads read in a second."""
+    """Return how many regions several threads read in a second, each its share of them."""
+
+    def work(share: list[Position]) -> None:
+        for position in share:
+            read(position, side)
+
+    # Not one task per region: passing them to the threads would take longer than reading.
+    workers = [Thread(target=work, args=(where[number::threads],)) for number in range(threads)]
     start = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda position: read(position, side).shape, where))
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return len(where) / (time.perf_counter() - start)
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.log import MAX_REPORTS, TileLog
+from napari_wsigpu.reading.log import MAX_REPORTS, MOST_UNCOUNTED, TileLog
 
 
 @pytest.fixture
@@ -55,16 +55,27 @@ def test_stats_are_the_callers_own(log):
 
 def test_many_threads_lose_no_count(log):
     def work():
-        for _ in range(500):
+        for _ in range(1000):
             log.count(tiles_asked=1)
             log.count_decoded(cpu=1)
+            log.count_read(1, 3, 20, 100)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert log.stats()["tiles_asked"] == log.stats()["decoded"]["cpu"] == 4000
+    stats = log.stats()
+    assert (stats["tiles_asked"], stats["decoded"]["cpu"]) == (40_000, 32_000)
+    assert (stats["bytes_read"], stats["bytes_decoded"]) == (160_000, 2_400_000)
+    assert stats["cache_hits"] == 8000
+
+
+def test_counting_small_reads_takes_little_memory(log):
+    for _ in range(3 * MOST_UNCOUNTED):
+        log.count_read(0, 1, 20, 100)
+    assert len(log._small) <= MOST_UNCOUNTED
+    assert log.stats()["tiles_asked"] == 3 * MOST_UNCOUNTED
 
 
 class TestReports:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileKey
 
 MAX_REPORTS = 10
+MOST_UNCOUNTED = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ class TileLog:
     _explain: Callable[[int, int, int], str | None] | None = None
     _check: Callable[[], None] | None = None
     on_failed_tile: Callable[[str, str], None] | None = None
+    # Small reads that are not in `_counts` yet: cached tiles, decoded tiles, bytes read, and bytes
+    # decoded. Threads append to it without waiting for each other.
+    _small: deque[tuple[int, int, int, int]] = field(default_factory=deque)
     # Guards the fields below; `has_failed` needs no lock, as dict lookups are atomic.
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -61,13 +65,10 @@ class TileLog:
 
     def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
         """Count a small read: cached and decoded tiles, bytes read, bytes per tile."""
-        with self._lock:
-            counts = self._counts
-            counts["tiles_asked"] += held + decoded
-            counts["cache_hits"] += held
-            counts["bytes_read"] += read
-            counts["bytes_decoded"] += decoded * tile_bytes
-            self._decoded["cpu"] += decoded
+        self._small.append((held, decoded, read, decoded * tile_bytes))
+        if len(self._small) > MOST_UNCOUNTED:
+            with self._lock:
+                self._count_small()
 
     def count_decoded(self, **numbers: int) -> None:
         """Add to the numbers of tiles that each decoder has decoded."""
@@ -77,6 +78,7 @@ class TileLog:
     def stats(self, most_failed: int | None = None) -> dict[str, object]:
         """Return the counters and the first failed tiles as a JSON-serializable dict."""
         with self._lock:
+            self._count_small()
             return {
                 "tiles_asked": self._counts["tiles_asked"],
                 "cache_hits": self._counts["cache_hits"],
@@ -90,6 +92,17 @@ class TileLog:
                     self._name(key): why for key, why in islice(self._failed.items(), most_failed)
                 },
             }
+
+    def _count_small(self) -> None:
+        """Count the small reads so far; the caller holds the lock."""
+        if self._small:
+            reads = (self._small.popleft() for _ in range(len(self._small)))
+            held, decoded, read, decoded_bytes = map(sum, zip(*reads, strict=True))
+            self._counts.update(
+                tiles_asked=held + decoded, cache_hits=held,
+                bytes_read=read, bytes_decoded=decoded_bytes,
+            )  # fmt: skip
+            self._decoded["cpu"] += decoded
 
     def record_failures(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
         """Count failed tiles; report the first `MAX_REPORTS`, each when it is first shown.
