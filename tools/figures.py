@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 MS, COUNT = "{:,.1f} ms", "{:,.0f}"
-_SINGLE = "single-h100-16-cores: regions/reader={}&side=256&way=random/"
+_SINGLE = "single-16-cores: regions/reader={}&side=256&way=random/"
 _REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
 _WALK = "walk: costs_ms/20/modes/{}/"
 _JPEG2000 = "jpeg2000-h200: batches/codec={}&decoder=%s/gigapixels_a_second"
