@@ -576,6 +576,29 @@ def test_ellipses_and_polygons_are_drawn(viewer, dock, slides, qtbot):
     assert shapes.shape_type == ["ellipse"]
 
 
+@pytest.mark.parametrize("tool", ["Rectangle", "Ellipse", "Line", "Outline"])
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_escape_drops_the_object_that_is_dragged(viewer, dock, slides, tool, moves_on):
+    shapes = draw(viewer, dock, (0.1, 0.1), (0.3, 0.3))
+    press(dock.tools[tool])
+    canvas = viewer.window._qt_viewer.canvas.native
+    middle = QPoint(canvas.width() // 2, canvas.height() // 2)
+    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, middle)
+    for step in range(8):
+        QTest.mouseMove(canvas, middle + QPoint(10 * step, 4 * step * step))
+        QTest.qWait(20)
+        if step == 4:
+            keys(viewer, Qt.Key_Escape, Qt.NoModifier)
+            if not moves_on:
+                break
+    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, middle + QPoint(50, 60))
+    QTest.qWait(3 * PATIENCE_MS)
+    assert shapes.shape_type == ["rectangle"]
+    assert len(shapes.features) == len(dock.rows) == 1
+    drag_and_wait(viewer, (0.6, 0.6), (0.8, 0.7))
+    assert len(shapes.data) == (1 if tool == "Outline" else 2)  # a straight outline has no area
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_undo_removes_an_unfinished_polygon_only(viewer, dock, slides, count):
     shapes = draw(viewer, dock, (0.1, 0.1), (0.3, 0.3))

@@ -231,7 +231,7 @@ NOTIFICATIONS = Internal(
 # Distinguish finished shapes from the one being drawn, and remove shapes drawn by accident.
 SHAPE_DRAWING = Internal(
     "Shapes",
-    ("_is_creating", "_finish_drawing", "_mode"),
+    ("_is_creating", "_finish_drawing", "_mode", "_mouse_drag_gen"),
     "undo removes an outline vertex by vertex, and an accidental drag leaves a tiny shape",
     lambda viewer: viewer.layers[1],
 )
@@ -465,6 +465,12 @@ def finish_drawing(layer: Layer, mode: str = "") -> None:
             SHAPE_DRAWING.override(layer, "_mode", type(now)(mode or now))
             SHAPE_DRAWING.get(layer, "_finish_drawing")()
             SHAPE_DRAWING.override(layer, "_mode", now)
+
+
+def end_drag(layer: Layer) -> None:
+    """Stop the layer from following the mouse, whose button is still down."""
+    with suppress(AttributeError):
+        SHAPE_DRAWING.get(layer, "_mouse_drag_gen").clear()
 
 
 def move_end(layer: Shapes, end: Sequence[float], *, straight: bool) -> None:

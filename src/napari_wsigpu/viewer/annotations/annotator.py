@@ -41,6 +41,7 @@ from napari_wsigpu.viewer.napari_internals import (
     SHAPES_VISUAL,
     drop_leftovers,
     edit_shape,
+    end_drag,
     finish_drawing,
     is_being_drawn,
     main_window,
@@ -633,20 +634,26 @@ def _is_at(layer: Shapes | Points, event: Event) -> bool:
 def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     """Make a drag that draws a shape end where the button is released.
 
-    A shape is removed if its drag spans only a few pixels or encloses no area.
+    A shape is removed if its drag spans only a few pixels or encloses no area, or if the user
+    presses Escape.
     """
     layer = viewer.layers.selection.active
     mode = str(layer.mode) if isinstance(layer, Shapes) else ""
     if mode not in DRAWN_BY_DRAGGING:
         return
     is_outline = mode == "add_polygon_lasso"
-    if is_outline and is_being_drawn(layer):  # by clicks; this one ends it
+    by_clicks = is_outline and is_being_drawn(layer)
+    if by_clicks:  # this one ends it
         _close_outline(layer, event)
     path, before = [event.pos], len(layer.data)
     yield
-    while event.type == "mouse_move":
+    while event.type == "mouse_move" and (by_clicks or is_being_drawn(layer)):
         path.append(event.pos)
         yield
+    if not (by_clicks or is_being_drawn(layer)):
+        end_drag(layer)  # napari would go on, and fail
+        QTimer.singleShot(0, partial(_remove_from, layer, before))
+        return
     path.append(event.pos)
     # napari drops moves that arrive while it is busy, so the shape would end too early.
     mouse_move_callbacks(layer, _LastMove(event.__wrapped__))
