@@ -60,6 +60,8 @@ def test_rings_that_do_not_touch_come_back_as_they_were():
     for before, after in zip(rings, split(joined(rings)), strict=True):
         np.testing.assert_array_equal(after, before)
     assert split(square) == [square]
+    [point] = split(np.ones((4, 2)))
+    np.testing.assert_array_equal(point, np.ones((4, 2)))
 
 
 def test_an_island_in_a_lake():

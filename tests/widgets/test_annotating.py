@@ -43,9 +43,9 @@ from napari_wsigpu.widgets.annotations.annotation_dock import BEYOND, PATIENCE_M
 from napari_wsigpu.widgets.annotations.annotation_table import AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
     USUAL,
-    keep_own_classes,
+    keep_offered,
     new_color,
-    own_classes,
+    offered_classes,
 )
 from tests.widgets.conftest import click, drag
 
@@ -1103,6 +1103,7 @@ def test_objects_that_are_already_there_are_not_imported(
         Annotation("ellipse", (circle,)),
         Annotation("line", (square, square[:2])),
         Annotation("points", (square,)),
+        Annotation("polygon", (square[[0, 0, 0]],)),  # without extent
     ]
     write_geojson(path, found)
     answer(path)
@@ -1110,11 +1111,11 @@ def test_objects_that_are_already_there_are_not_imported(
     settled()
     QTest.qWait(3 * PATIENCE_MS)
     layers, summary = list(viewer.layers), dock.summary.value
-    assert summary.startswith("8 objects, ")
+    assert summary.startswith("9 objects, ")
     press(dock.load)
     settled()
     QTest.qWait(3 * PATIENCE_MS)
-    assert dock.status.value == "'objects.geojson': 8 objects are already there and were skipped."
+    assert dock.status.value == "'objects.geojson': 9 objects are already there and were skipped."
     assert (list(viewer.layers), dock.summary.value) == (layers, summary)
     write_geojson(path, [*found[1:2], Annotation("polygon", (square + 300,))])
     press(dock.load)
@@ -1129,7 +1130,7 @@ def test_objects_that_are_already_there_are_not_imported(
     settled()
     press(dock.load)
     settled()
-    said = "'all.geojson': 11 objects are already there and were skipped."
+    said = "'all.geojson': 12 objects are already there and were skipped."
     assert dock.status.value == said
 
 
@@ -1212,18 +1213,22 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     np.testing.assert_allclose(shapes.edge_color[0], transform_color("#123456")[0], atol=0.01)
     np.testing.assert_allclose(shapes.face_color[0, :3], shapes.edge_color[0, :3], atol=0.01)
     assert list(shapes.features["class"]) == ["Mitosis"]
-    assert own_classes()["Mitosis"] == "#123456"
+    assert offered_classes()["Mitosis"] == "#123456"
     assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
     forget.trigger()
     assert "Mitosis" in dock.chips  # an object has it
+    QTest.keyClicks(dock.own_class.native, "Salt & pepper")
+    press(dock.classify)
+    assert dock.chips["Salt & pepper"].native.text() == "Salt && pepper"  # an "&" on screen
+    dock.chips["Salt & pepper"].native.actions()[2].trigger()
     press(dock.undo)
     press(dock.undo)
     QTest.qWait(PATIENCE_MS + 100)
     assert not len(shapes.data)
-    assert "Mitosis" not in {**dock.chips, **own_classes()}
+    assert "Mitosis" not in {**dock.chips, **offered_classes()}
     monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor())
     dock.chips["Tumor"].native.actions()[0].trigger()  # canceled
-    assert "Tumor" not in own_classes()
+    assert offered_classes() == USUAL
     monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor("#654321"))
     dock.chips["Tumor"].native.actions()[0].trigger()
     press(dock.chips["Tumor"])
@@ -1236,7 +1241,7 @@ def test_classes_of_the_table_are_kept_for_other_sessions(viewer, dock, slides):
     dock._edit(0, 0, "Vessel")
     QTest.qWait(2 * SETTLED_MS)
     assert classes(shapes) == ["Vessel"]
-    np.testing.assert_allclose(shapes.edge_color[0], transform_color(own_classes()["Vessel"])[0])
+    np.testing.assert_allclose(shapes.edge_color[0], transform_color(offered_classes()["Vessel"])[0])
 
 
 def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
@@ -1258,7 +1263,7 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     assert classes(first) == ["Tumor", "Stroma"]
     rename("Tumor", " Carcinoma ")
     assert (classes(first), classes(second)) == (["Carcinoma", "Stroma"], ["Carcinoma"])
-    assert own_classes()["Carcinoma"] == USUAL["Tumor"]
+    assert offered_classes()["Carcinoma"] == USUAL["Tumor"]
     np.testing.assert_allclose(second.edge_color, transform_color(USUAL["Tumor"]), atol=0.01)
     rename("Stroma", "Carcinoma")
     assert classes(first) == ["Carcinoma", "Carcinoma"]
@@ -1270,15 +1275,17 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     dock.set_class("Gland")  # of new objects
     press(dock.undo)
     assert classes(first) == ["Tumor", "Stroma"]
-    assert own_classes().keys() == {"Gland", "Tumor", "Stroma"}
+    assert list(offered_classes()) == [*USUAL, "Gland"]
     for _ in range(2):
         press(dock.redo)
     assert classes(first) == ["Carcinoma", "Carcinoma"]
-    assert own_classes().keys() == {"Gland", "Carcinoma"}
+    _, _, *others = USUAL
+    assert list(offered_classes()) == ["Carcinoma", *others, "Gland"]
+    assert list(dock.chips) == ["Carcinoma", *others, "Gland"]
 
 
 def test_own_classes_of_earlier_sessions_are_offered(add_dock, slide_is_open):
-    keep_own_classes({"Mitosis": "#123456"})
+    keep_offered({**USUAL, "Mitosis": "#123456"})
     dock = add_dock("Annotate")
     slide_is_open(sample_path())
     assert list(dock.chips) == [*USUAL, "Mitosis"]
@@ -1287,11 +1294,11 @@ def test_own_classes_of_earlier_sessions_are_offered(add_dock, slide_is_open):
     )
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"Mitosis": "red"}', "no JSON"])
-def test_damaged_lists_of_own_classes_are_ignored(text):
+@pytest.mark.parametrize("text", ["", "[1]", "no JSON"])
+def test_damaged_lists_of_classes_are_ignored(text):
     recovery.folder().mkdir(parents=True)
-    (recovery.folder() / "classes.json").write_text(text)
-    assert own_classes() == {}
+    (recovery.folder() / "offered.json").write_text(text)
+    assert offered_classes() == USUAL
 
 
 def test_new_objects_are_unlocked_annotations(viewer, dock, slides, answer, tmp_path, settled):

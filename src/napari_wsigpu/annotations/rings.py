@@ -50,7 +50,7 @@ def split(outline: Ring) -> list[Ring]:
         else:
             at[corner] = len(walk)
             walk.append(corner)
-    return [np.array(ring) for ring in rings]
+    return [np.array(ring) for ring in rings] or [outline]  # which may have shrunk to a point
 
 
 def mended(before: Ring, after: Ring) -> Ring:

@@ -59,12 +59,11 @@ from napari_wsigpu.viewer.window.settings import settings
 from napari_wsigpu.widgets.annotations.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.annotations.classes import (
     NONE,
-    USUAL,
     classes_of,
     classify,
-    keep_own_classes,
+    keep_offered,
     new_color,
-    own_classes,
+    offered_classes,
     reclassify,
     set_texts,
 )
@@ -131,7 +130,7 @@ class Annotations(SlideDock):
         self._shortcuts: list[QShortcut] = []
         self._classes: dict[str, str] = {}
         self._class = ""
-        self._added = own_classes()  # classes that the user chose, with their colors
+        self._offered = offered_classes()
         self._syncing = False
         self._has_drawn = False  # since the user last chose rows
         # Layers with objects that the user selected together in the table; only the active layer's
@@ -363,7 +362,7 @@ class Annotations(SlideDock):
 
     def _offer_classes(self) -> None:
         others = [each for slide in self.slides() for each in self.layers(slide)]
-        classes = classes_of([*self.layers(), *others], self._added)
+        classes = classes_of([*self.layers(), *others], self._offered)
         if classes == self._classes:
             return
         self._classes = classes
@@ -375,7 +374,8 @@ class Annotations(SlideDock):
         for number, (name, color) in enumerate(classes.items(), 1):
             key = f" (Alt+{number})" if number <= KEYS else ""
             tip = f"Assign the class {name} to selected objects and to new ones{key}"
-            self.chips[name] = chip = button(name, tip, partial(self.set_class, name), name)
+            text = name.replace("&", "&&")  # Qt would underline the next letter
+            self.chips[name] = chip = button(text, tip, partial(self.set_class, name), name)
             swatch = QPixmap(SWATCH, SWATCH)
             swatch.fill(QColor(color))
             chip.native.setIcon(QIcon(swatch))
@@ -383,7 +383,7 @@ class Annotations(SlideDock):
             chip.native.setContextMenuPolicy(Qt.ActionsContextMenu)
             self._add_action(chip, "Color…", partial(self._choose_color, name))
             self._add_action(chip, "Rename…", partial(self._choose_name, name))
-            if name in self._added and name not in USUAL:
+            if name in self._offered:
                 self._add_action(chip, "Forget", partial(self._forget_class, name))
             layout.addWidget(chip.native)
         self._mark_class()
@@ -409,7 +409,7 @@ class Annotations(SlideDock):
 
     def _change_class(self, name: str, new: str, color: str) -> None:
         """Change name and color of a class, and of its objects on all slides."""
-        before = dict(self._added)
+        before = dict(self._offered)
         after = {new if each == name else each: kept for each, kept in before.items()}
         after[new] = color
         self._replace_classes(before, after, name, new)
@@ -426,20 +426,21 @@ class Annotations(SlideDock):
         self._mark_class()
 
     def _replace_classes(
-        self, old: dict[str, str], added: dict[str, str], name: str, new: str
+        self, old: dict[str, str], now: dict[str, str], name: str, new: str
     ) -> None:
-        """Replace the classes that the user has added, and the name of the marked class."""
-        if name in old and name not in self._added:
+        """Replace the classes that are offered, and the name of the marked class."""
+        if name in old and name not in self._offered:
             return  # forgotten since then
-        others = {each: color for each, color in self._added.items() if each not in old}
-        self._added = {**others, **added}
-        keep_own_classes(self._added)
+        forgotten = old.keys() - self._offered
+        later = {each: color for each, color in self._offered.items() if each not in old}
+        self._offered = {each: now[each] for each in now if each not in forgotten} | later
+        keep_offered(self._offered)
         self._class = new if self._class == name else self._class
 
     def _forget_class(self, name: str) -> None:
         """Offer a class no longer, unless objects have it."""
-        self._added.pop(name, None)
-        keep_own_classes(self._added)
+        self._offered.pop(name, None)
+        keep_offered(self._offered)
         self._class = "" if self._class == name else self._class
         self._offer_classes()
 
@@ -558,9 +559,9 @@ class Annotations(SlideDock):
         if not name:
             return NONE
         color = self._classes.get(name) or new_color(name, self._classes)
-        if name not in self._added:
-            self._added[name] = color
-            keep_own_classes(self._added)
+        if name not in self._offered:
+            self._offered[name] = color
+            keep_offered(self._offered)
         return color
 
     def _classify(self, layer: Shapes | Points, rows: Iterable[int] = ()) -> None:

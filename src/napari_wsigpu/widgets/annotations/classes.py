@@ -46,30 +46,30 @@ NONE = "#ff0000"  # color of objects without a class
 COLOR = re.compile("#[0-9a-f]{6}")
 
 
-def own_classes() -> dict[str, str]:
-    """Return the classes that the user has added in this session and earlier ones."""
+def offered_classes() -> dict[str, str]:
+    """Return the classes to offer: QuPath's, as far as the user has not changed them."""
     with suppress(OSError, ValueError):
-        found = json.loads(_own_classes().read_text("utf-8"))
+        found = json.loads(_offered().read_text("utf-8"))
         if isinstance(found, dict):
             colors = {str(name): str(color) for name, color in found.items()}
             return {name: color for name, color in colors.items() if COLOR.fullmatch(color)}
-    return {}
+    return dict(USUAL)
 
 
-def keep_own_classes(classes: Mapping[str, str]) -> None:
-    """Keep classes, with their colors "#rrggbb", for other sessions."""
+def keep_offered(classes: Mapping[str, str]) -> None:
+    """Keep the classes to offer, with their colors "#rrggbb", for other sessions."""
     text = json.dumps(dict(classes))
-    recovery.write_private(_own_classes(), lambda part: part.write_text(text, "utf-8"))
+    recovery.write_private(_offered(), lambda part: part.write_text(text, "utf-8"))
 
 
-def _own_classes() -> Path:
-    return recovery.folder() / "classes.json"
+def _offered() -> Path:
+    return recovery.folder() / "offered.json"
 
 
-def classes_of(layers: Iterable[Shapes | Points], own: Mapping[str, str]) -> dict[str, str]:
-    """Return QuPath's classes, those of some layers and the user's, each with its color "#rrggbb".
+def classes_of(layers: Iterable[Shapes | Points], offered: Mapping[str, str]) -> dict[str, str]:
+    """Return the offered classes and those of some layers, each with its color "#rrggbb".
 
-    A class has the color of its first object, or else the user's color, or else QuPath's.
+    A class has the color of its first object, or else the color in which it is offered.
     """
     found: dict[str, str] = {}
     for layer in layers:
@@ -81,8 +81,7 @@ def classes_of(layers: Iterable[Shapes | Points], own: Mapping[str, str]) -> dic
             name = stated.iloc[index]
             if isinstance(name, str) and name and name not in found:
                 found[name] = str(rgb_to_hex(colors[index])[0])[:7].lower()
-    colors = {**USUAL, **own, **found}
-    return {name: colors[name] for name in (*USUAL, *found, *own)}
+    return {**offered, **found}
 
 
 def new_color(name: str, known: Mapping[str, str]) -> str:
