@@ -15,7 +15,7 @@ from napari.layers import Shapes
 from napari.utils.notifications import notification_manager
 from PIL import Image
 from qtpy.QtCore import QPoint, Qt
-from qtpy.QtWidgets import QComboBox
+from qtpy.QtWidgets import QComboBox, QMessageBox
 
 from napari_wsigpu import Annotation, convert, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
@@ -540,14 +540,16 @@ def test_a_failure_in_the_middle_leaves_nothing(
 
 
 def test_a_name_without_an_ending_gets_one_and_replaces_nothing(
-    dock, layer, answer, tmp_path, settled
+    dock, layer, answer, tmp_path, settled, monkeypatch
 ):
+    asked = []
+    monkeypatch.setattr(QMessageBox, "warning", lambda *given: asked.append(given[2]))
     (tmp_path / "roi.v2.png").write_bytes(b"mine")
     choose(dock, region=WHOLE, level=3, kind=PNG)
     answer(tmp_path / "roi.v2")
     click(dock.export)
     settled()
-    assert "exists" in dock.status.value
+    assert asked == [f"'roi.v2.png' already exists in '{tmp_path}'. Replace it?"]
     assert (tmp_path / "roi.v2.png").read_bytes() == b"mine"
     answer(tmp_path / "roi.v2.png")
     click(dock.export)
@@ -718,17 +720,36 @@ def test_a_shape_masks_its_file(
     assert (expected[outer] != background).any()
 
 
-def test_says_which_files_are_there_already(
-    dock, layer, two_shapes, answer, tmp_path, settled, qtbot
+@pytest.mark.parametrize("there", [1, 2])
+def test_asks_before_it_replaces_files(
+    dock, layer, two_shapes, answer, tmp_path, settled, qtbot, monkeypatch, there
 ):
-    (tmp_path / "roi 2.png").write_bytes(b"mine")
+    paths = [tmp_path / f"roi {number}.png" for number in (2, 1)]
+    for path in paths[:there]:
+        path.write_bytes(b"mine")
     choose(dock, kind=PNG)
     choose_files(dock, "One per shape", qtbot)
     answer(tmp_path / "roi.png")
+    asked, given = [], QMessageBox.Cancel
+
+    def ask(parent, title, text, buttons, default):
+        assert default == QMessageBox.Cancel
+        asked.append(text)
+        return given
+
+    monkeypatch.setattr(QMessageBox, "warning", ask)
     click(dock.export)
     settled()
-    assert "roi 2.png" in dock.status.value
-    assert (tmp_path / "roi 2.png").read_bytes() == b"mine"
+    assert [path.read_bytes() for path in paths[:there]] == [b"mine"] * there
+    assert len([*tmp_path.iterdir()]) == there
+    given = QMessageBox.Yes
+    click(dock.export)
+    settled()
+    one = f"'roi 2.png' already exists in '{tmp_path}'. Replace it?"
+    two = f"2 files, such as 'roi 1.png', already exist in '{tmp_path}'. Replace them?"
+    assert asked == [one if there == 1 else two] * 2
+    assert dock.status.value == saved(*reversed(paths))
+    assert all(read(path).shape for path in paths)
 
 
 def test_a_shape_outside_of_the_slide_is_named(dock, layer, two_shapes, qtbot):

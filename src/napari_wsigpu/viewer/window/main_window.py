@@ -97,11 +97,17 @@ def let_toasts_end(event: object = None) -> None:
             toast.timer.timeout.connect(toast.close_with_fade)
 
 
-def may_discard(parent: QWidget, title: str, text: str) -> bool:
+def may_discard(
+    parent: QWidget,
+    title: str,
+    text: str,
+    accept: QMessageBox.StandardButton = QMessageBox.Discard,
+) -> bool:
     """Ask whether to discard something; return the answer, which is no for the Enter key."""
-    buttons = QMessageBox.Discard | QMessageBox.Cancel
-    answer = QMessageBox.warning(parent, title, text, buttons, QMessageBox.Cancel)
-    return bool(answer == QMessageBox.Discard)
+    buttons = accept | QMessageBox.Cancel
+    return bool(
+        QMessageBox.warning(parent, title, text, buttons, QMessageBox.Cancel) == accept
+    )
 
 
 def single_shot(
