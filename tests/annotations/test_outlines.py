@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.special import ellipe
 from skimage.draw import polygon
 from skimage.measure import points_in_poly
 
@@ -132,7 +133,10 @@ def test_centroids_are_those_of_the_pixels(labels):
 def test_measures_ellipses(a, b):
     corners = np.array([(-a, -b), (a, -b), (a, b), (-a, b)])
     found = measure(Annotation("ellipse", (ellipse(corners, 128),)), (1, 1))
-    assert found.area == pytest.approx(math.pi * a * b, rel=5e-4)
+    assert found.area == pytest.approx(math.pi * a * b, rel=1e-9)
+    assert found.perimeter == pytest.approx(
+        4 * max(a, b) * ellipe(1 - min(a, b) ** 2 / max(a, b) ** 2), rel=1e-3
+    )
 
 
 @given(labels=small_labels)

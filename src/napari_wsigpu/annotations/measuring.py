@@ -65,8 +65,12 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
         return Measurement(_length(steps), center=(x, y))
     around = [ring - np.roll(ring, 1, axis=0) for ring in scaled]
     area, center = area_and_centroid(scaled)
-    x, y = center.tolist()
-    return Measurement(perimeter=_length(around), area=area, center=(x, y))
+    perimeter, (x, y) = _length(around), center.tolist()
+    if annotation.kind == "ellipse":
+        # Its vertices lie on the ellipse, so the polygon is smaller (0.07 % of the area for 96).
+        turn = 2 * np.pi / len(scaled[0])
+        area, perimeter = area * turn / np.sin(turn), perimeter * turn / 2 / np.sin(turn / 2)
+    return Measurement(perimeter=perimeter, area=area, center=(x, y))
 
 
 def _length(steps: Sequence[NDArray[np.float64]]) -> float:
