@@ -256,3 +256,8 @@ def test_napari_fits_only_the_slide_that_is_shown(viewer, bar, layer, tmp_path):
     viewer.fit_to_view()
     assert viewer.scene.camera.zoom == pytest.approx(zoom)
     assert marked(bar)[:1] == ["Fit"]
+    picture = viewer.add_image(np.zeros((50, 50)), scale=(100, 100), translate=(0, 9000))
+    viewer.fit_to_view()
+    assert "Fit" in marked(bar)
+    viewer.layers.remove(picture)
+    assert "Fit" not in marked(bar)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from napari.layers import Image
 from qtpy.compat import isalive
 from qtpy.QtCore import QEvent, QObject, Qt
 from qtpy.QtWidgets import QHBoxLayout, QPushButton, QWidget
@@ -203,4 +204,7 @@ def magnify_slide(viewer: Viewer, slide: Slide, number: int) -> None:
 
 
 def _view(viewer: Viewer) -> tuple[object, ...]:
-    return tuple(viewer.scene.camera.center), viewer.scene.camera.zoom
+    """Return what the canvas shows: position, zoom, and the places of the visible pictures."""
+    pictures = [each for each in viewer.layers if isinstance(each, Image) and each.visible]
+    places = frozenset(each.extent.world.tobytes() for each in pictures)
+    return tuple(viewer.scene.camera.center), viewer.scene.camera.zoom, places
