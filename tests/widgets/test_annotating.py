@@ -896,6 +896,8 @@ def test_rows_select_objects_in_their_layers(viewer, dock, slides):
     assert dock.table.selection == [0, 1, 2]
     assert dock.summary.value.startswith("3 objects selected")
     assert (set(shapes.selected_data), set(points.selected_data)) == ({0, 1}, {0})
+    for layer in (shapes, points):  # both are highlighted, though one is active
+        assert layer._highlight_visible
     points.selected_data = set()  # as by a click on the canvas
     assert dock.table.selection == [0, 1]
 
@@ -1241,7 +1243,9 @@ def test_classes_of_the_table_are_kept_for_other_sessions(viewer, dock, slides):
     dock._edit(0, 0, "Vessel")
     QTest.qWait(2 * SETTLED_MS)
     assert classes(shapes) == ["Vessel"]
-    np.testing.assert_allclose(shapes.edge_color[0], transform_color(offered_classes()["Vessel"])[0])
+    np.testing.assert_allclose(
+        shapes.edge_color[0], transform_color(offered_classes()["Vessel"])[0]
+    )
 
 
 def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
@@ -1272,9 +1276,12 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     press(dock.undo)
     assert classes(first) == ["Carcinoma", "Stroma"]
     assert dock.chips["Stroma"].native.isChecked()
+    assert dock.status.value == ""
     dock.set_class("Gland")  # of new objects
     press(dock.undo)
     assert classes(first) == ["Tumor", "Stroma"]
+    said = "Objects of 'Carcinoma' on other slides keep the change; undo it there, too."
+    assert dock.status.value == said
     assert list(offered_classes()) == [*USUAL, "Gland"]
     for _ in range(2):
         press(dock.redo)
@@ -1480,6 +1487,31 @@ def test_a_slide_is_removed_with_its_annotations(
     assert not notification_manager.records
     draw(viewer, dock)
     assert len(kept.data) == 2
+
+
+def test_annotations_that_went_with_a_slide_come_back_visible(
+    viewer, dock, slides, slide_is_open, monkeypatch
+):
+    path, drawn = slide_of(slides[1]).path, draw(viewer, dock)
+    QTest.qWait(2 * SETTLED_MS)
+    _, switcher = viewer.window.add_plugin_dock_widget(PLUGIN, "Slides")
+    monkeypatch.setattr(QMessageBox, "exec", lambda _: QMessageBox.Discard)
+    press(switcher.remove)
+    assert drawn not in viewer.layers
+    [again] = slide_is_open(path)
+    show(viewer, again)
+    press(dock.undo)
+    assert drawn in viewer.layers
+    assert drawn.visible
+
+
+def test_long_names_of_classes_are_cut_on_their_chips(viewer, dock, slides):
+    name = 30 * "mitosis "
+    dock.set_class(name)
+    chip = dock.chips[name].native
+    assert chip.accessibleName() == name
+    assert name in chip.toolTip()
+    assert chip.sizeHint().width() < 272
 
 
 def test_copies_of_a_slide_share_annotations(viewer, dock, slide_is_open):

@@ -152,6 +152,7 @@ class History:
                 present.remove(layer)
             elif state is not None:
                 if layer not in present:
+                    layer.visible = True  # it may have been hidden with its slide
                     present.append(layer)
                 restore(layer, state)
         self.unsaved = True

@@ -105,9 +105,7 @@ def may_discard(
 ) -> bool:
     """Ask whether to discard something; return the answer, which is no for the Enter key."""
     buttons = accept | QMessageBox.Cancel
-    return bool(
-        QMessageBox.warning(parent, title, text, buttons, QMessageBox.Cancel) == accept
-    )
+    return bool(QMessageBox.warning(parent, title, text, buttons, QMessageBox.Cancel) == accept)
 
 
 def single_shot(

@@ -109,6 +109,8 @@ SWATCH = 10  # pixels
 TIGHT = 4  # pixels; some rows of the table are visible in napari's first window
 DICOM = "DICOM annotations (*.dcm)"
 ZARR = "OME-Zarr (*.zarr)"
+OTHER_SLIDES = "Objects of '{}' on other slides keep the change; undo it there, too."
+WIDEST_CHIP = 180  # pixels of text
 CSV = "Comma-separated values (*.csv)"
 
 
@@ -374,7 +376,9 @@ class Annotations(SlideDock):
         for number, (name, color) in enumerate(classes.items(), 1):
             key = f" (Alt+{number})" if number <= KEYS else ""
             tip = f"Assign the class {name} to selected objects and to new ones{key}"
-            text = name.replace("&", "&&")  # Qt would underline the next letter
+            metrics = self.chip_box.native.fontMetrics()
+            # Qt would underline the letter after an "&".
+            text = metrics.elidedText(name, Qt.ElideMiddle, WIDEST_CHIP).replace("&", "&&")
             self.chips[name] = chip = button(text, tip, partial(self.set_class, name), name)
             swatch = QPixmap(SWATCH, SWATCH)
             swatch.fill(QColor(color))
@@ -413,22 +417,29 @@ class Annotations(SlideDock):
         after = {new if each == name else each: kept for each, kept in before.items()}
         after[new] = color
         self._replace_classes(before, after, name, new)
-        undo = partial(self._replace_classes, after, before, new, name)
-        redo = partial(self._replace_classes, before, after, name, new)
         self.keeper.unsaved()  # makes a step of what has changed until now
+        found: dict[str, list[Shapes | Points]] = {}
         for slide in self.slides():
             for layer in self.layers(slide):
-                stated = layer.features.get(CLASS)
-                if stated is not None and (stated == name).any():
-                    self.keeper.history(slide.path).attach(undo, redo)
-                    reclassify(layer, np.flatnonzero(stated == name), new, color)
+                if CLASS in layer.features and (layer.features[CLASS] == name).any():
+                    found.setdefault(slide.path, []).append(layer)
+        many = len(found) > 1
+        undo = partial(self._replace_classes, after, before, new, name, many=many)
+        redo = partial(self._replace_classes, before, after, name, new)
+        for path, layers in found.items():
+            self.keeper.history(path).attach(undo, redo)
+            for layer in layers:
+                reclassify(layer, np.flatnonzero(layer.features[CLASS] == name), new, color)
         self._refresh()
         self._mark_class()
 
     def _replace_classes(
-        self, old: dict[str, str], now: dict[str, str], name: str, new: str
+        self, old: dict[str, str], now: dict[str, str], name: str, new: str, *, many: bool = False
     ) -> None:
-        """Replace the classes that are offered, and the name of the marked class."""
+        """Replace the classes that are offered, and the name of the marked class.
+
+        `many` states that this undoes a change of objects on several slides; undo changes one.
+        """
         if name in old and name not in self._offered:
             return  # forgotten since then
         forgotten = old.keys() - self._offered
@@ -436,6 +447,8 @@ class Annotations(SlideDock):
         self._offered = {each: now[each] for each in now if each not in forgotten} | later
         keep_offered(self._offered)
         self._class = new if self._class == name else self._class
+        if many:
+            self.status.say(OTHER_SLIDES.format(name))
 
     def _forget_class(self, name: str) -> None:
         """Offer a class no longer, unless objects have it."""
@@ -457,6 +470,7 @@ class Annotations(SlideDock):
                 for layer in others:
                     if layer != active:
                         layer.selected_data = set()
+                        layer.update_highlight_visibility(False)
             self._select_rows()
 
     def _select_rows(self) -> None:
@@ -506,6 +520,8 @@ class Annotations(SlideDock):
             if layer is not before:  # else the tool that was last used in this layer comes back
                 layer.mode = before.mode if isinstance(before, type(layer)) else TOOLS[SELECT][0]
             self.viewer.layers.selection.active = layer
+            for each in self._together:  # napari highlights objects of the active layer only
+                each.update_highlight_visibility(True)
         self._syncing = False
         self._forget_problem()
         self._select_rows()
@@ -620,8 +636,8 @@ class Annotations(SlideDock):
 
     def _undo(self, *, again: bool = False) -> None:
         if self.slide is not None:
-            self.keeper.undo(self.slide, again=again)
             self.status.say("")
+            self.keeper.undo(self.slide, again=again)
             self._refresh()
             self._mark_class()
 
