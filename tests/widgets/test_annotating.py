@@ -1218,7 +1218,8 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     assert offered_classes()["Mitosis"] == "#123456"
     assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
     forget.trigger()
-    assert "Mitosis" in dock.chips  # an object has it
+    assert "Mitosis" in {**dock.chips, **offered_classes()}  # an object has it
+    assert dock.status.value.startswith("Objects have the class 'Mitosis'")
     QTest.keyClicks(dock.own_class.native, "Salt & pepper")
     press(dock.classify)
     assert dock.chips["Salt & pepper"].native.text() == "Salt && pepper"  # an "&" on screen
@@ -1227,6 +1228,7 @@ def test_own_classes_are_kept_for_other_sessions(viewer, dock, slides, monkeypat
     press(dock.undo)
     QTest.qWait(PATIENCE_MS + 100)
     assert not len(shapes.data)
+    dock.chips["Mitosis"].native.actions()[2].trigger()
     assert "Mitosis" not in {**dock.chips, **offered_classes()}
     monkeypatch.setattr(QColorDialog, "getColor", lambda *_: QColor())
     dock.chips["Tumor"].native.actions()[0].trigger()  # canceled

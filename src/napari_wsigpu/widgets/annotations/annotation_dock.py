@@ -109,6 +109,7 @@ SWATCH = 10  # pixels
 TIGHT = 4  # pixels; some rows of the table are visible in napari's first window
 DICOM = "DICOM annotations (*.dcm)"
 ZARR = "OME-Zarr (*.zarr)"
+IN_USE = "Objects have the class '{}'; change their class before you forget it."
 OTHER_SLIDES = "Objects of '{}' on other slides keep the change; undo it there, too."
 WIDEST_CHIP = 180  # pixels of text
 CSV = "Comma-separated values (*.csv)"
@@ -418,11 +419,7 @@ class Annotations(SlideDock):
         after[new] = color
         self._replace_classes(before, after, name, new)
         self.keeper.unsaved()  # makes a step of what has changed until now
-        found: dict[str, list[Shapes | Points]] = {}
-        for slide in self.slides():
-            for layer in self.layers(slide):
-                if CLASS in layer.features and (layer.features[CLASS] == name).any():
-                    found.setdefault(slide.path, []).append(layer)
+        found = self._with_class(name)
         many = len(found) > 1
         undo = partial(self._replace_classes, after, before, new, name, many=many)
         redo = partial(self._replace_classes, before, after, name, new)
@@ -432,6 +429,15 @@ class Annotations(SlideDock):
                 reclassify(layer, np.flatnonzero(layer.features[CLASS] == name), new, color)
         self._refresh()
         self._mark_class()
+
+    def _with_class(self, name: str) -> dict[str, list[Shapes | Points]]:
+        """Return the layers with objects of a class, by the paths of the open slides."""
+        found: dict[str, list[Shapes | Points]] = {}
+        for slide in self.slides():
+            for layer in self.layers(slide):
+                if CLASS in layer.features and (layer.features[CLASS] == name).any():
+                    found.setdefault(slide.path, []).append(layer)
+        return found
 
     def _replace_classes(
         self, old: dict[str, str], now: dict[str, str], name: str, new: str, *, many: bool = False
@@ -452,6 +458,9 @@ class Annotations(SlideDock):
 
     def _forget_class(self, name: str) -> None:
         """Offer a class no longer, unless objects have it."""
+        if self._with_class(name):
+            self._refuse(IN_USE.format(name))
+            return
         self._offered.pop(name, None)
         keep_offered(self._offered)
         self._class = "" if self._class == name else self._class
