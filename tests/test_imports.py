@@ -73,11 +73,13 @@ LATER = {
     *(
         f"napari_wsigpu.{name}"
         for name in (
-            "annotations", "cli", "compat", "conversion", "datasets",
-            "gpu.transfer.nvcomp", "gpu.transfer.zarr_reader", "storage.zarr.chunks",
-            "storage.zarr.zarr_source", "viewer", "widgets",
+            "annotations", "cli", "compat", "conversion", "datasets", "formats.czi",
+            "formats.mirax", "formats.tiff.leica", "formats.zarr", "gpu.device.cuda",
+            "gpu.device.worker", "gpu.transfer", "reading.device", "storage.remote.connection",
+            "storage.zarr", "viewer", "widgets",
         )
     ),
+    *("asyncio", "ssl"),
     *(f"imagecodecs._{name}" for name in ("blosc", "bz2", "imcd", "lz4", "lzma", "zstd")),
 }  # fmt: skip
 OPEN = """

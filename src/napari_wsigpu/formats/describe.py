@@ -16,13 +16,10 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.formats import foreign
-from napari_wsigpu.formats.dicom import dicom, dicom_served, dicom_web
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.formats.tiff import claims, companion, hamamatsu, slide_list
 from napari_wsigpu.formats.tiff.siblings import SIBLING
-from napari_wsigpu.formats.vsi import vsi
-from napari_wsigpu.formats.zarr import ome_zarr
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -36,9 +33,6 @@ from napari_wsigpu.model.reasons import parser_reason
 from napari_wsigpu.model.tags import TIFF_MAGIC
 from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.bounded import BoundedReader
-from napari_wsigpu.storage.remote.readahead import ReadAheadFile
-from napari_wsigpu.storage.remote.remote_source import RemoteSource
-from napari_wsigpu.storage.remote.served import ServedFile
 from napari_wsigpu.storage.remote.url import (
     file_name,
     has_target,
@@ -47,7 +41,6 @@ from napari_wsigpu.storage.remote.url import (
     is_url,
     public_url,
 )
-from napari_wsigpu.storage.zarr.server import DOCUMENTS, KeyFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +48,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.storage.remote.dicom_frames import DicomWebSource
     from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
+    from napari_wsigpu.storage.remote.remote_source import RemoteSource
     from napari_wsigpu.storage.source import ByteSource
 
     Found = tuple[SlideLayout, RemoteSource | RemoteFilesSource | DicomWebSource | None]
@@ -234,8 +228,9 @@ def _describe_local(name: str, plane: Plane) -> SlideLayout:
             listed = SlideFile.of(name, status)
             with _as_slide_errors(name):
                 return slide_list.parse(listed, head, _describe_listed, plane.get("at", {}))
+        is_tiff = head.startswith(TIFF_MAGIC)
         for item in PATH_FORMATS:
-            if item.module.probe(path, head):
+            if (item.like_tiff or not is_tiff) and item.module.probe(path, head):
                 with _as_slide_errors(name):
                     parse: Callable[..., SlideLayout] = item.module.parse
                     return parse(path, **plane)
@@ -279,6 +274,8 @@ def _describe_url(url: str, plane: Plane) -> Found:
     if is_supported(url) and not has_target(url):
         raise SlideNotFoundError(f"'{name}' is not the URL of an object; check the URL.")
     if is_dicomweb(url):
+        from napari_wsigpu.formats.dicom import dicom_web
+
         parse: Callable[..., tuple[SlideLayout, DicomWebSource]] = dicom_web.parse
         layout, source = parse(url, **plane)
         return _checked(layout), source
@@ -298,6 +295,8 @@ def _describe_url(url: str, plane: Plane) -> Found:
 
 
 def _describe_remote_file(url: str, name: str, plane: Plane) -> Found:
+    from napari_wsigpu.storage.remote.remote_source import RemoteSource
+
     source = RemoteSource.connect(url)
     try:
         if _is_dicom(name, bytes(source.read([(0, HEAD)])[0])):
@@ -313,16 +312,25 @@ def _describe_remote_file(url: str, name: str, plane: Plane) -> Found:
 
 
 def _is_dicom(name: str, head: bytes) -> bool:
+    from napari_wsigpu.formats.dicom import dicom
+
     return bool(head) and dicom.probe(Path(name), head)
 
 
 def _describe_series(url: str, plane: Plane, *, is_folder: bool = False) -> Found | None:
+    from napari_wsigpu.formats.dicom import dicom_served
+
     parse: Callable[..., Found | None] = dicom_served.parse_series
     found = parse(url, **plane, is_folder=is_folder)
     return None if found is None else (_checked(found[0]), found[1])
 
 
 def _describe_source(source: ByteSource, opened: SlideFile, plane: Plane) -> SlideLayout:
+    from napari_wsigpu.formats.dicom import dicom_served
+    from napari_wsigpu.formats.vsi import vsi
+    from napari_wsigpu.storage.remote.readahead import ReadAheadFile
+    from napari_wsigpu.storage.remote.served import ServedFile
+
     name = opened.path
     ahead = ReadAheadFile(source, opened.size, name)
     file = BoundedReader(ahead)  # buffers: parsers read tags a few bytes at a time
@@ -347,6 +355,9 @@ def _describe_source(source: ByteSource, opened: SlideFile, plane: Plane) -> Sli
 
 def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
     """Describe a Zarr hierarchy on a server, from the URL of its folder or of a metadata file."""
+    from napari_wsigpu.formats.zarr import ome_zarr
+    from napari_wsigpu.storage.zarr.server import DOCUMENTS, KeyFolder, ZarrServer
+
     folder, _, last = url.rstrip("/").rpartition("/")
     folder = folder if last in DOCUMENTS else url
     server = ZarrServer(folder)

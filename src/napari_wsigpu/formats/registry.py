@@ -6,27 +6,8 @@ napari's manifest, which can't import anything, repeats `patterns`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
-
-from napari_wsigpu.formats import image_file, library, wsigpu
-from napari_wsigpu.formats.czi import czi
-from napari_wsigpu.formats.dicom import dicom
-from napari_wsigpu.formats.mirax import mirax
-from napari_wsigpu.formats.tiff import (
-    aperio,
-    argos,
-    hamamatsu,
-    huron,
-    leica,
-    ome,
-    perkinelmer,
-    philips,
-    tiff,
-    trestle,
-    ventana,
-)
-from napari_wsigpu.formats.vsi import vsi
-from napari_wsigpu.formats.zarr import ome_zarr
+from importlib import import_module
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,45 +68,53 @@ class Format(NamedTuple, Generic[Module]):
 
     Attributes
     ----------
-    module : module
-        The module that describes its slides.
+    name : str
+        Name of the module that describes its slides, without ``napari_wsigpu.formats.``.
     endings : tuple of str
         File name extensions that only slides have.
     shared : tuple of str
         File name extensions that other files have too: a TIFF may also be an ordinary image.
     names : tuple of str
         Names of files that represent the folder of a slide.
+    like_tiff : bool
+        Whether its files may start like a TIFF file.
     """
 
-    module: Module
+    name: str
     endings: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    like_tiff: bool = False
+
+    @property
+    def module(self) -> Module:
+        """The module; imported when a file may be in this format, since all of them take 0.3 s."""
+        return cast("Module", import_module(f"napari_wsigpu.formats.{self.name}"))
 
 
 PATH_FORMATS: tuple[Format[PathModule], ...] = (
-    Format(ome_zarr, (".ozx", ".ome.zarr.zip"), names=("zarr.json", ".zattrs", ".zgroup")),
-    Format(mirax, (".mrxs",), names=("?lidedat.ini",)),
-    Format(czi, (".czi",)),
-    Format(dicom, shared=(".dcm", ".dicom")),
-    Format(vsi, (".vsi",)),
-    Format(library, (".vms", ".vmu", ".svslide", ".isyntax")),
+    Format("zarr.ome_zarr", (".ozx", ".ome.zarr.zip"), names=("zarr.json", ".zattrs", ".zgroup")),
+    Format("mirax.mirax", (".mrxs",), names=("?lidedat.ini",)),
+    Format("czi.czi", (".czi",)),
+    Format("dicom.dicom", shared=(".dcm", ".dicom"), like_tiff=True),
+    Format("vsi.vsi", (".vsi",), like_tiff=True),
+    Format("library", (".vms", ".vmu", ".svslide", ".isyntax")),
     # napari itself reads JPEG and PNG.
-    Format(image_file, shared=(".jp2",)),
+    Format("image_file", shared=(".jp2",)),
 )
 TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
-    Format(aperio, (".svs", ".afi")),
-    Format(philips),
-    Format(leica, (".scn",)),
-    Format(trestle),
-    Format(ventana, (".bif",)),
-    Format(argos, shared=(".avs",)),
-    Format(hamamatsu, (".ndpi", ".ndpis")),
-    Format(huron),
-    Format(perkinelmer, (".qptiff",)),
-    Format(wsigpu),
-    Format(ome, (".companion.ome",), (".ome.tif", ".ome.tiff", ".ome.btf")),
-    Format(tiff, shared=(".tif", ".tiff", ".btf")),
+    Format("tiff.aperio", (".svs", ".afi")),
+    Format("tiff.philips"),
+    Format("tiff.leica", (".scn",)),
+    Format("tiff.trestle"),
+    Format("tiff.ventana", (".bif",)),
+    Format("tiff.argos", shared=(".avs",)),
+    Format("tiff.hamamatsu", (".ndpi", ".ndpis")),
+    Format("tiff.huron"),
+    Format("tiff.perkinelmer", (".qptiff",)),
+    Format("wsigpu"),
+    Format("tiff.ome", (".companion.ome",), (".ome.tif", ".ome.tiff", ".ome.btf")),
+    Format("tiff.tiff", shared=(".tif", ".tiff", ".btf")),
 )
 FORMATS: tuple[Format[PathModule] | Format[TiffModule], ...] = (*PATH_FORMATS, *TIFF_FORMATS)
 SLIDE_ENDINGS = tuple(ending for item in FORMATS for ending in item.endings)

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.gpu.device.devices import cuda_index, device_index
 from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.jpeg.codestream import recipe_for
-from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
-from napari_wsigpu.reading.device import DeviceBackend
 from napari_wsigpu.reading.halving import Halving
-from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
@@ -25,7 +22,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.arrays import AnyArray, Array
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.on_device import ReadTiles
+    from napari_wsigpu.reading.device import DeviceBackend
+    from napari_wsigpu.reading.on_device import ReadTiles, TilesOnDevice
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import ReadOptions, ReadPlan, Regions
     from napari_wsigpu.reading.throughput import Throughput
@@ -232,6 +230,8 @@ class Offload:
             worker = self._devices.started(index or 0)
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
+        from napari_wsigpu.reading.on_device import TilesOnDevice
+
         backend, found = self.backend(worker), self._on_device
         if found is None or found.backend is not backend:
             found = TilesOnDevice(backend, read, partial(self._average, backend))
@@ -289,6 +289,9 @@ class Offload:
 
     def backend(self, worker: DecodeWorker) -> DeviceBackend:
         """Return the slide's backend on a worker's device."""
+        from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
+        from napari_wsigpu.reading.device import DeviceBackend
+
         # Created under the lock, so that all threads share one backend, which `release` finds.
         with self._lock:
             backend = self._backends.get(id(worker))

@@ -13,7 +13,6 @@ import numpy as np
 from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
-from napari_wsigpu.reading.device import fill_channels
 from napari_wsigpu.reading.plan import NO_LOCK, Regions
 from napari_wsigpu.storage.buffers import copy_into
 
@@ -272,6 +271,8 @@ class ScaledReader:
         if pixels is None:
             pixels = backend.empty(shape, image.dtype)
         if self._is_large(regions):
+            from napari_wsigpu.reading.device import fill_channels
+
             values = self._outside(options).tolist()
             backend.work(partial(fill_channels, backend.device, pixels, values), stream)
         for part in self._split(regions):

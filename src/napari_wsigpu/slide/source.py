@@ -9,9 +9,6 @@ from napari_wsigpu.model.layout import ZARR_DOCUMENTS
 from napari_wsigpu.storage.file_source import FileSource, check_unchanged
 from napari_wsigpu.storage.files_source import FilesSource
 from napari_wsigpu.storage.library_source import LibrarySource
-from napari_wsigpu.storage.remote.dicom_frames import DicomWebSource
-from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
-from napari_wsigpu.storage.remote.remote_source import RemoteSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +32,15 @@ def source_of(layout: SlideLayout) -> ByteSource:
         if PurePath(layout.files[0].path).name not in ZARR_DOCUMENTS:
             return ZarrArchiveSource(layout.path, images, layout.files[0])
         return ZarrSource(layout.path, images, layout.files)
-    if layout.remote is not None and layout.remote.frame_bytes:
-        return DicomWebSource(layout.remote, layout.files)
-    if layout.remote is not None and layout.remote.parts:
-        return RemoteFilesSource.of(layout.remote, layout.files)
     if layout.remote is not None:
+        from napari_wsigpu.storage.remote.dicom_frames import DicomWebSource
+        from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
+        from napari_wsigpu.storage.remote.remote_source import RemoteSource
+
+        if layout.remote.frame_bytes:
+            return DicomWebSource(layout.remote, layout.files)
+        if layout.remote.parts:
+            return RemoteFilesSource.of(layout.remote, layout.files)
         return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
     if layout.levels[0].library is not None:
         images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]

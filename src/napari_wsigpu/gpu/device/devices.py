@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.device.cuda import CudaDevice
 from napari_wsigpu.gpu.device.driver import (
     FORKED,
     NO_DRIVER,
@@ -19,12 +18,14 @@ from napari_wsigpu.gpu.device.driver import (
     started_before_fork,
     warn_of_fork,
 )
-from napari_wsigpu.gpu.device.worker import DecodeWorker
-from napari_wsigpu.gpu.transfer.device_tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles
 
 
 # Limits of a tile cache: bytes, and the divisor of the device memory.
@@ -32,6 +33,13 @@ LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
 
 logger = logging.getLogger(__name__)
+
+
+def _open_device(index: int) -> CudaDevice:
+    # Imported when a device starts: processes that only use the CPU start faster without.
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+
+    return CudaDevice(index)
 
 
 def device_index(device: str) -> int | None:
@@ -92,9 +100,9 @@ class Devices:
         Starts the first device while the CPU decodes.
     """
 
-    _opened: Callable[[int], CudaDevice] = CudaDevice
+    _opened: Callable[[int], CudaDevice] = _open_device
     has_driver: Callable[[], bool] = driver_available
-    _slab_bytes: int = SLAB_BYTES
+    _slab_bytes: int | None = None
 
     def __post_init__(self) -> None:
         # `_starting` protects `_workers` and is held for the seconds that CUDA takes to start, so
@@ -113,6 +121,8 @@ class Devices:
         DeviceError
             If the device cannot be used.
         """
+        from napari_wsigpu.gpu.device.worker import DecodeWorker
+
         check_process(f"cuda:{index}")
         with self._starting:
             if index not in self._workers:
@@ -138,10 +148,14 @@ class Devices:
 
     def tiles(self, device: CudaDevice) -> DeviceTiles:
         """Return a device's tile cache, limited to 2 GiB and an eighth of the device's memory."""
+        from napari_wsigpu.gpu.transfer.device_tiles import SLAB_BYTES, DeviceTiles
+
         with self._lock:
             if device.name not in self._tiles:
                 budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
-                self._tiles[device.name] = DeviceTiles(device, budget, self._slab_bytes)
+                self._tiles[device.name] = DeviceTiles(
+                    device, budget, self._slab_bytes or SLAB_BYTES
+                )
             return self._tiles[device.name]
 
     def tiles_on(self, name: str) -> DeviceTiles | None:

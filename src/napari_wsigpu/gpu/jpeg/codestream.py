@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 from napari_wsigpu.codecs.compressions import storage_name
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.jpeg2000 import is_transformed, may_be_ycbcr
-from napari_wsigpu.gpu.compressed.compressed_engine import MOST_ROW
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
 from napari_wsigpu.model.tags import (
     COMPRESSION,
@@ -168,9 +167,12 @@ def _recipe_compressed(level: LevelLayout, name: str) -> Recipe | str:
         return "its samples share bytes, or are in another order"
     if encoding.predictor not in PREDICTORS.get(dtype.kind, ()):
         return f"{name} of {encoding.dtype} with this predictor is decoded on the CPU only"
-    row = level.grid.tile_width * encoding.samples * dtype.itemsize
-    if encoding.predictor == PREDICTOR.FLOATINGPOINT and row > MOST_ROW:
-        return f"rows of {row >> 10} KiB with this predictor are decoded on the CPU only"
+    if encoding.predictor == PREDICTOR.FLOATINGPOINT:
+        from napari_wsigpu.gpu.compressed.compressed_engine import MOST_ROW
+
+        row = level.grid.tile_width * encoding.samples * dtype.itemsize
+        if row > MOST_ROW:
+            return f"rows of {row >> 10} KiB with this predictor are decoded on the CPU only"
     return Recipe(COMPRESSED[encoding.compression], "", "")
 
 

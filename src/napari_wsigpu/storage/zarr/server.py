@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +18,6 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.readers import closed_error
-from napari_wsigpu.storage.remote.connection import Connection
-from napari_wsigpu.storage.remote.http_store import has_query
 from napari_wsigpu.storage.remote.url import public_url
 
 if TYPE_CHECKING:
@@ -79,6 +76,9 @@ class ZarrServer:
     """
 
     def __init__(self, url: str) -> None:
+        from napari_wsigpu.storage.remote.connection import Connection
+        from napari_wsigpu.storage.remote.http_store import has_query
+
         self.name = public_url(url).rstrip("/")
         if has_query(url):
             raise UnsupportedSlideError(
@@ -195,6 +195,8 @@ class KeyFolder:
 @cache
 def _store_class() -> type[Store]:
     """Create the store class on first use, since zarr is an optional dependency."""
+    import asyncio
+
     from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
     async def get(
