@@ -286,6 +286,16 @@ def test_other_packages_import_errors_from_the_low_level_module():
     assert {*ours.lowlevel.__all__} <= {*dir(theirs.lowlevel)}
 
 
+@pytest.mark.parametrize("level", ["0", None, 0.0])
+def test_level_that_is_no_whole_number(level, tmp_path):
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(200, 300))
+    with (
+        ours.OpenSlide(tmp_path / "slide.svs") as slide,
+        pytest.raises(ours.OpenSlideError, match="is not a whole number"),
+    ):
+        slide.read_region((0, 0), level, (8, 8))
+
+
 @pytest.mark.parametrize("level", [1.5, 99])
 def test_invalid_level_does_not_latch(level, tmp_path):
     slides.write_aperio(tmp_path / "slide.svs", slides.picture(200, 300))

@@ -215,6 +215,15 @@ class TestReadRegion:
                 mine = slide.read_region((x * down, y * down), (50, 40), level)
                 np.testing.assert_array_equal(mine, np.asarray(image)[..., :3])
 
+    @pytest.mark.parametrize("far", [10**400, -(10**400)], ids=["far", "negative"])
+    def test_location_of_any_size(self, opened, far):
+        slide, _ = opened
+        assert (slide.read_region((far, 3), (5, 5), 1) == 255).all()
+        for region in slide.read_regions([(0, far), (far, 0)], (5, 5), 1):
+            assert (region == 255).all()
+        with pytest.raises(RegionError, match="A region of"):
+            slide.read_region((0, 0), (far, 5))
+
     @pytest.mark.parametrize("size", [(-1, 5), (5, -1), (-(2**70), 5)])
     def test_no_negative_size(self, opened, size):
         with pytest.raises(RegionError, match="size"):

@@ -32,7 +32,7 @@ MAX_AHEAD_AVERAGING = 8
 # This many tiles keep a GPU busy while the next ones are read.
 TILES_PER_READ = 1024
 # In pixels. The sum of a corner and a region's size still fits in 64 bits.
-MAX_COORDINATE = 1 << 60
+MAX_COORDINATE, FARTHEST = 1 << 60, 1 << 120
 
 
 def regions_of(
@@ -67,7 +67,7 @@ def region_of(location: tuple[int, int], size: tuple[int, int], downsample: floa
     width, height = size_of(size)
     x, y = _integers("location", location)
     if downsample != 1 or max(abs(x), abs(y)) > MAX_COORDINATE:
-        x, y = _nearest(x / downsample), _nearest(y / downsample)
+        x, y = (_nearest(_clipped(each) / downsample) for each in (x, y))
     return Rect(y, x, height, width)
 
 
@@ -145,8 +145,8 @@ def _as_array(locations: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
         pairs = np.zeros(0)
     if pairs.dtype.kind not in "iu" or pairs.shape != (len(locations), 2):
         # An item may be invalid, or of an integer type that NumPy stores as object.
-        checked = [_integers("location", location) for location in locations]
-        pairs = np.array(checked, object).reshape(-1, 2)
+        checked = [map(_clipped, _integers("location", location)) for location in locations]
+        pairs = np.array([*map(tuple, checked)], object).reshape(-1, 2)
     return pairs.astype(np.float64)
 
 
@@ -156,6 +156,11 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second
+
+
+def _clipped(position: int) -> int:
+    """Clip a position that may have too many digits for a float; slides are smaller."""
+    return max(-FARTHEST, min(position, FARTHEST))
 
 
 def _nearest(position: float) -> int:

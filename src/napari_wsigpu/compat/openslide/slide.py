@@ -141,6 +141,8 @@ class OpenSlide(AbstractSlide):
         OpenSlideError
             If the size is negative, or pixels cannot be read or decoded.
         """
+        if not isinstance(level, int | np.integer):
+            raise OpenSlideError(f"The level {level!r} is not a whole number.")
         return self._with_profile(self._guarded(lambda: self._region(location, level, size)))
 
     def set_cache(self, cache: OpenSlideCache) -> None:
