@@ -34,7 +34,7 @@ from napari_wsigpu.viewer.annotations import annotator
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.napari_internals import main_window
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
 from napari_wsigpu.viewer.window.docks import open_dock
@@ -1091,6 +1091,22 @@ def test_imported_objects_beyond_the_slide_are_said(
     settled()
     said = "'other.geojson': 3 objects. 2 not entirely on the slide: is it the right one?"
     assert dock.status.value == said
+
+
+def test_a_file_for_a_hidden_slide_leaves_the_shown_one_active(viewer, dock, slides, tmp_path):
+    hidden, shown = slides
+    square = np.array([(100, 100), (160, 100), (160, 160), (100, 160)], float)
+    for name in (slide_name(slide_of(hidden)), "other"):
+        path = tmp_path / f"{name}.geojson"
+        write_geojson(path, [Annotation("polygon", (square,))])
+        [layer] = viewer.open(path, plugin=PLUGIN)
+        QTest.qWait(50)
+        of = hidden if layer.name.startswith(slide_name(slide_of(hidden))) else shown
+        assert layer.metadata[SLIDE] == slide_of(of).path
+        assert layer.visible == (of is shown)
+        assert dock.slide is slide_of(shown)
+    assert of is shown
+    assert len(dock.rows) == 1
 
 
 def test_objects_that_are_already_there_are_not_imported(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from napari.layers import Image, Points, Shapes
+from qtpy.QtCore import QTimer
 
 from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
@@ -112,6 +114,8 @@ def hide_like_slide(
         return
     for each in attributes:
         each["visible"] = False
+    # napari will activate the new layers; tools and the next file are for the slide on screen.
+    QTimer.singleShot(0, partial(activate_shown, viewer))
     show_info(f"'{name}' belongs to '{slide_name(slide)}'; show that slide to see it.")
 
 
