@@ -1,6 +1,8 @@
 """The command `wsigpu check`."""
 
 import json
+import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -88,6 +90,19 @@ def test_all_planes_are_checked(tmp_path):
         assert found.tiles == slide.planes.count * tiles
     assert calls[-1] == (found.tiles, found.tiles)
     assert found.sound == found.tiles
+
+
+def test_ctrl_c_during_a_finalizer_is_not_lost(path):
+    """Python drops the exceptions that finalizers raise."""
+
+    def interrupt(done, total):
+        weakref.finalize(set(), signal.raise_signal, signal.SIGINT)
+
+    with open_slide(path, "cpu") as slide:
+        with pytest.raises(KeyboardInterrupt):
+            slide.check_tiles(interrupt)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert not slide.check_tiles().damaged
 
 
 def test_no_tile_stays_in_memory(path):

@@ -6,9 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.conversion.progress_bar import ProgressBar, interruptible, print_status
+from napari_wsigpu.conversion.progress_bar import ProgressBar, print_status
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.model.interrupt import interrupt_event
 from napari_wsigpu.model.printable import printable
 from napari_wsigpu.slide.slide import open_slide
 
@@ -62,8 +61,8 @@ def _run(options: Namespace) -> int:
 
 
 def _check(path: str, device: str, bar: ProgressBar | None) -> TileCheck:
-    with interrupt_event() as interrupted, open_slide(path, device) as slide:
-        return slide.check_tiles(interruptible(bar, interrupted))
+    with open_slide(path, device) as slide:
+        return slide.check_tiles(bar)
 
 
 def _as_text(path: str, found: TileCheck) -> str:

@@ -32,6 +32,7 @@ from napari_wsigpu.model.errors import (
     TileError,
 )
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.model.interrupt import interrupt_event
 from napari_wsigpu.reading.arguments import (
     batches_ahead,
     batches_per_read,
@@ -554,18 +555,24 @@ class Slide:
 
         def advance(tiles: int) -> None:
             nonlocal done
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             done += tiles
             if progress is not None:
                 progress(done, max(done, total))
 
-        for t, z in product(range(planes.size_t), range(planes.size_z)):
-            plane = self.plane(z, t)
-            prefix = f"t {t}, z {z}, " if planes.count > 1 else ""
-            plane._log.forget_doubtful()
-            for number in own if plane is self else plane._checkable() - plane._associated:
-                check = partial(plane._image_reader(number).check_tiles, number, advance)
-                damaged += ((prefix + name, why) for name, why in plane._guarded(check))
-            doubtful += ((prefix + name, why) for name, why in plane._log.doubtful_tiles())
+        # Buffers are recycled by finalizers, which would swallow Ctrl-C.
+        with interrupt_event() as interrupted:
+            for t, z in product(range(planes.size_t), range(planes.size_z)):
+                plane = self.plane(z, t)
+                prefix = f"t {t}, z {z}, " if planes.count > 1 else ""
+                plane._log.forget_doubtful()
+                for number in own if plane is self else plane._checkable() - plane._associated:
+                    check = partial(plane._image_reader(number).check_tiles, number, advance)
+                    damaged += ((prefix + name, why) for name, why in plane._guarded(check))
+                doubtful += ((prefix + name, why) for name, why in plane._log.doubtful_tiles())
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         return TileCheck(done, tuple(damaged), tuple(doubtful))
 
     def _checkable(self) -> set[int]:
