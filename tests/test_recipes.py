@@ -176,7 +176,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
         "formats/tiff/acme.py",
         VENDOR,
         to="formats/registry.py",
-        lines={"    argos,\n": "    acme,\n", "    Format(philips),\n": "    Format(acme),\n"},
+        lines={'    Format("tiff.philips"),\n': '    Format("tiff.acme"),\n'},
     )
     add(
         "codecs/inverted.py",
@@ -199,7 +199,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
             "    if layout.levels[0].array is not None:\n": (
                 '    if layout.vendor == "acme":\n        return WholeSource(layout.path)\n'
             ),
-            "from napari_wsigpu.storage.remote.remote_source import": (
+            "from napari_wsigpu.storage.file_source import": (
                 "from napari_wsigpu.storage.whole import WholeSource\n"
             ),
         },
