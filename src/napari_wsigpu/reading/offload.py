@@ -230,10 +230,10 @@ class Offload:
             worker = self._devices.started(index or 0)
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
-        from napari_wsigpu.reading.on_device import TilesOnDevice
-
         backend, found = self.backend(worker), self._on_device
         if found is None or found.backend is not backend:
+            from napari_wsigpu.reading.on_device import TilesOnDevice
+
             found = TilesOnDevice(backend, read, partial(self._average, backend))
             self._on_device = found
         return found
@@ -289,13 +289,13 @@ class Offload:
 
     def backend(self, worker: DecodeWorker) -> DeviceBackend:
         """Return the slide's backend on a worker's device."""
-        from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
-        from napari_wsigpu.reading.device import DeviceBackend
-
         # Created under the lock, so that all threads share one backend, which `release` finds.
         with self._lock:
             backend = self._backends.get(id(worker))
             if backend is None:
+                from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
+                from napari_wsigpu.reading.device import DeviceBackend
+
                 decoder = NvImageCodecDecoder(worker, self._parts.decoder, self._verifier)
                 tiles = self._devices.tiles(worker.device)
                 backend = DeviceBackend(self._parts, decoder, tiles, self._record)

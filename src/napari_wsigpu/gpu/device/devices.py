@@ -121,11 +121,11 @@ class Devices:
         DeviceError
             If the device cannot be used.
         """
-        from napari_wsigpu.gpu.device.worker import DecodeWorker
-
         check_process(f"cuda:{index}")
         with self._starting:
             if index not in self._workers:
+                from napari_wsigpu.gpu.device.worker import DecodeWorker
+
                 if self.has_driver():
                     # Recorded first: a fork during the start would break CUDA in the child too.
                     record_start()
@@ -148,10 +148,10 @@ class Devices:
 
     def tiles(self, device: CudaDevice) -> DeviceTiles:
         """Return a device's tile cache, limited to 2 GiB and an eighth of the device's memory."""
-        from napari_wsigpu.gpu.transfer.device_tiles import SLAB_BYTES, DeviceTiles
-
         with self._lock:
             if device.name not in self._tiles:
+                from napari_wsigpu.gpu.transfer.device_tiles import SLAB_BYTES, DeviceTiles
+
                 budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
                 self._tiles[device.name] = DeviceTiles(
                     device, budget, self._slab_bytes or SLAB_BYTES
