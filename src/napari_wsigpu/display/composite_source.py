@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.compose import compose
 from napari_wsigpu.display.source import DisplaySource, HostedSource, hatched
 from napari_wsigpu.model.errors import UnsupportedArrayError
@@ -121,11 +120,10 @@ class CompositeSource(HostedSource):
 
     def _whole(self, level: LevelArray, settings: Composite) -> Array:
         """Compose a level tile by tile, as copying all channels first would take twice as long."""
-        layout = level.layout
+        layout, grid = level.layout, level.layout.grid
         whole = Rect(0, 0, layout.height, layout.width)
-        tiles, _ = self._channels.tiles(
-            level.number, [*touched(layout, whole).cells()], settings.visible
-        )
+        places = [*np.ndindex(grid.rows, grid.columns)]
+        tiles, _ = self._channels.tiles(level.number, places, settings.visible)
         pixels = np.empty((*level.shape[:2], RGB), np.uint8)
         for tile, channels in tiles.items():
             rect = layout.tile_rect(*tile)
