@@ -1326,6 +1326,13 @@ def test_damaged_lists_of_classes_are_ignored(text):
     assert offered_classes() == USUAL
 
 
+def test_classes_whose_color_is_damaged_are_ignored():
+    recovery.folder().mkdir(parents=True)
+    text = '{"Mitosis": "red", "Vessel": "#123456"}'
+    (recovery.folder() / "offered.json").write_text(text)
+    assert offered_classes() == {"Vessel": "#123456"}
+
+
 def test_new_objects_are_unlocked_annotations(viewer, dock, slides, answer, tmp_path, settled):
     """Also in a layer that was imported with locked detections."""
     square = np.array([[100.0, 100], [200, 100], [200, 200], [100, 200]])
