@@ -527,11 +527,13 @@ void regions() {
         const Level level = {offsets.data(), lengths.data(), rows, columns, height, width};
         const int samples = work.format.samples;
         const Version* version = nullptr;
+        int threads = 1;
         auto read = [&](int64_t x, int64_t y, int64_t w, int64_t h, Bytes& target, int64_t pitch) {
             return wsigpu_read_region(work.file, version, &work.format, &level, x, y, w, h,
-                                      target.data(), pitch, nullptr);
+                                      target.data(), pitch, nullptr, threads);
         };
         for (int n = 0; n < 300; ++n) {
+            threads = n % 4;
             const int x = roll(0, width - 1), y = roll(0, height - 1);
             const int w = roll(1, width - x), h = roll(1, height - y);
             const int pitch = w * samples + roll(0, 5);
@@ -552,6 +554,11 @@ void regions() {
                                     {0, height - 4, 5, 5}, {far, 0, 5, 5}, {9, 9, far, 5}};
         for (const auto& box : wrong)
             EXPECT(read(box[0], box[1], box[2], box[3], target, pitch) == NEEDS_PLAN);
+        threads = 3;
+        const Level wider = {offsets.data(), lengths.data(), 1, MOST_TILES + 1, 1,
+                             (MOST_TILES + 1) * wide};
+        EXPECT(wsigpu_read_region(work.file, nullptr, &work.format, &wider, 0, 0, wider.width, 1,
+                                  target.data(), pitch, nullptr, threads) == NEEDS_PLAN);
         lengths[5] = 0;  // a missing tile
         EXPECT(read(0, 0, width, height, target, pitch) == NEEDS_PLAN);
         lengths[5] = 7;  // a damaged one

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.gpu.device import devices, verify
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.throughput import MIN_TILES, MODES, TRIALS, tile_kind
@@ -182,3 +182,17 @@ def test_bytes_of_pixels_are_counted_by_either(files, host_gpu):
         with open_slide(path, device=device) as slide:
             read_cold(slide)
             assert slide.stats()["bytes_decoded"] == TILES * 32 * 48 * 3
+
+
+@pytest.mark.skipif(not native.available, reason="needs the core")
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_small_regions_go_to_a_device_the_fastest_way(files, host_gpu, device):
+    path, pixels = files["jpeg"]
+    expected = pixels[10:70, 20:120]
+    with open_slide(path, device=device) as slide:
+        region = slide.read_region((20, 10), (100, 60), device="cuda")
+        np.testing.assert_array_equal(region, expected)
+        region = slide.read_region((20, 10), (100, 60), device="cuda", out=np.zeros_like(expected))
+        np.testing.assert_array_equal(region, expected)
+        # A GPU needs longer for so few tiles, and is used only if it was chosen.
+        assert (decoded(slide)[1] > 0) == (device == "cuda")

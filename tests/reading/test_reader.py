@@ -209,7 +209,7 @@ class TestAuto:
             for way, by_cpu in (("gpu", 0), ("cpu", TILES), ("both", 10)):
                 throughput.way = way
                 slide.clear_cache()
-                found = slide.read_region((0, 0), slide.dimensions, device="cuda")
+                [found] = slide.read_regions([(0, 0)], slide.dimensions, device="cuda")
                 np.testing.assert_array_equal(found, pixels)
                 assert np.subtract(decoded(slide), before).tolist() == [by_cpu, TILES - by_cpu]
                 before = decoded(slide)
@@ -281,7 +281,7 @@ class TestFailures:
     def test_pixels_that_were_asked_for_on_the_device(self, failing):
         slide, pixels, _ = failing
         with pytest.raises(DeviceError, match=r"cuda:0.*illegal"):
-            slide.read_region((0, 0), slide.dimensions, device="cuda")
+            next(slide.read_regions([(0, 0)], slide.dimensions, device="cuda"))
         np.testing.assert_array_equal(slide.read_region((0, 0), slide.dimensions), pixels)
 
     def test_tiles_that_are_there_already(

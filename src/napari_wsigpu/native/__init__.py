@@ -60,7 +60,7 @@ class Core:
         self._read_region.restype = c_int64
         self._read_region.argtypes = [
             c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p,
-            c_int64, c_void_p,
+            c_int64, c_void_p, c_int32,
         ]  # fmt: skip
         self._read_scans = library.wsigpu_read_scans
         self._read_scans.restype = c_int64
@@ -141,8 +141,9 @@ class Core:
         area: tuple[int, int, int, int],
         target: NDArray[Any],
         tiles: NDArray[Any] | None = None,
+        threads: int = 1,
     ) -> int:
-        """Read a small rectangle of a level in the calling thread.
+        """Read a small rectangle of a level.
 
         Parameters
         ----------
@@ -159,6 +160,8 @@ class Core:
         tiles : ndarray of TILE, optional
             A record for each tile that the rectangle touches, row by row. The caller sets `keep`
             in each record, and also the status and size of HELD tiles.
+        threads : int
+            Number of threads, including this one.
 
         Returns
         -------
@@ -175,6 +178,7 @@ class Core:
             target.ctypes.data,
             target.strides[0],
             None if tiles is None else tiles.ctypes.data,
+            threads,
         )
         return count
 

@@ -501,47 +501,53 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
 
 int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                            const Level* level, int64_t left, int64_t top, int64_t width,
-                           int64_t height, uint8_t* target, int64_t pitch, Tile* tiles) {
+                           int64_t height, uint8_t* target, int64_t pitch, Tile* tiles,
+                           int32_t threads) {
     if (!is_unchanged(file, version)) return CHANGED;
     const int64_t high = format->height, wide = format->width;
     if (left < 0 || top < 0 || width < 1 || height < 1 || left > level->width - width ||
         top > level->height - height)
         return NEEDS_PLAN;
     const int64_t right = left + width, bottom = top + height;
-    char message[MESSAGE_SIZE];
-    int64_t bytes = 0;
-    for (int64_t row = top / high; row * high < bottom; ++row) {
+    const int64_t last_row = (bottom - 1) / high, last_column = (right - 1) / wide;
+    const int64_t across = last_column - left / wide + 1;
+    if (last_row >= level->rows || last_column >= level->columns ||
+        (last_row - top / high + 1) > MOST_TILES / across)
+        return NEEDS_PLAN;
+    Tile own[MOST_TILES];
+    Part parts[MOST_TILES];
+    char messages[MOST_TILES * MESSAGE_SIZE];
+    int32_t count = 0;
+    for (int64_t row = top / high; row <= last_row; ++row) {
         const int64_t first_y = std::max(top, row * high);
         const int64_t past_y = std::min(bottom, (row + 1) * high);
-        for (int64_t column = left / wide; column * wide < right; ++column) {
+        for (int64_t column = left / wide; column <= last_column; ++column, ++count) {
             const int64_t first_x = std::max(left, column * wide);
             const int64_t past_x = std::min(right, (column + 1) * wide);
             const int64_t index = row * level->columns + column;
-            if (row >= level->rows || column >= level->columns) return NEEDS_PLAN;
-            const Part part{target + (first_y - top) * pitch +
+            parts[count] = {target + (first_y - top) * pitch +
                                 (first_x - left) * format->pixel_bytes,
                             pitch,
                             int32_t(first_x - column * wide),
                             int32_t(first_y - row * high),
                             int32_t(past_x - first_x),
                             int32_t(past_y - first_y)};
-            Tile tile = tiles ? *tiles : Tile{};
-            tile.first = 0;
+            Tile& tile = own[count] = tiles ? tiles[count] : Tile{};
+            tile.first = count;
             tile.count = 1;
-            if (tile.status != HELD) {
-                tile.offset = level->offsets[index];
-                tile.length = level->lengths[index];
-                if (!tile.length) return NEEDS_PLAN;
-                tile.height = int32_t(std::min(high, level->height - row * high));
-                tile.width = int32_t(std::min(wide, level->width - column * wide));
-            }
-            Call call{file, nullptr, *format, &tile, 1, &part, message, nullptr};
-            read_remaining(call);
-            if (call.failed) return NEEDS_PLAN;
-            bytes += tile.length;
-            if (tiles) *tiles++ = tile;
+            if (tile.status == HELD) continue;
+            tile.offset = level->offsets[index];
+            tile.length = level->lengths[index];
+            if (!tile.length) return NEEDS_PLAN;
+            tile.height = int32_t(std::min(high, level->height - row * high));
+            tile.width = int32_t(std::min(wide, level->width - column * wide));
         }
     }
+    if (wsigpu_read_tiles(file, nullptr, format, own, count, parts, messages, nullptr, threads))
+        return NEEDS_PLAN;
+    int64_t bytes = 0;
+    for (int32_t index = 0; index < count; ++index) bytes += own[index].length;
+    if (tiles) std::copy(own, own + count, tiles);
     return is_unchanged(file, version) ? bytes : int64_t(CHANGED);
 }
 

@@ -89,19 +89,20 @@ struct Version {
 };
 
 // Results of wsigpu_read_region on failure. NEEDS_PLAN: a tile failed or is missing, or the
-// rectangle extends beyond the image, so the caller must plan the read. CHANGED: the file differs
-// from `version`.
+// rectangle extends beyond the image or over more than MOST_TILES tiles, so the caller must plan
+// the read. CHANGED: the file differs from `version`.
 enum : int64_t { NEEDS_PLAN = -1, CHANGED = -2 };
 
-// Read a small rectangle of a level in the calling thread. Returns the total encoded size of the
-// tiles that were read. Unless `version` is null, as it must be on Windows, the file is compared
+enum { MOST_TILES = 64 };
+
+// Read a small rectangle of a level. Returns the total encoded size of the tiles that were read. Unless `version` is null, as it must be on Windows, the file is compared
 // with it before and after the read: calling fstat from Python would acquire the GIL two more
 // times. `tiles` is null or has a record per tile, row by row, in which the caller sets `keep` and,
 // for a HELD tile, also `status` and the size.
 WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                                       const Level* level, int64_t left, int64_t top,
                                       int64_t width, int64_t height, uint8_t* target,
-                                      int64_t pitch, Tile* tiles);
+                                      int64_t pitch, Tile* tiles, int32_t threads);
 
 // Read ranges of a file into one buffer. Returns the number of incomplete ranges.
 WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count,

@@ -79,6 +79,7 @@ PLANE = np.dtype(
 RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE
 # Return values of `read_region` other than a number of bytes.
 NEEDS_PLAN, CHANGED = -1, -2
+MOST_TILES = 64
 
 # Values of the enumerations in `core.h`.
 RAW, JPEG = 0, 1

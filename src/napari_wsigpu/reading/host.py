@@ -16,7 +16,7 @@ from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.native_format import native_format
 from napari_wsigpu.codecs.raw import is_stored_decoded
-from napari_wsigpu.native.tables import HELD, TILE
+from napari_wsigpu.native.tables import HELD, MOST_TILES, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     HostCanvas = Paste | WholeTiles
 
-# Up to this many tiles, the calling thread decodes alone: waking others would take longer.
-FEW_TILES = 16
+# Up to this many tiles, the calling thread decodes alone: helpers would save little time.
+FEW_TILES = 4
 MANY_READERS = 3
 BATCH_BYTES, BATCH_PIXEL_BYTES = 64 << 20, 256 << 20
 NATIVE_LIMITS = Limits(4096, BATCH_BYTES, BATCH_PIXEL_BYTES, 1)
@@ -141,7 +141,7 @@ class HostBackend:
         check(self.parts, execute(self, [plan], lambda _: canvas, options), [plan], options)
 
     def read_small(self, number: int, region: Rect, pixels: Array) -> Keep | None:
-        """Read a small region with one call of the core, in this thread and without a plan.
+        """Read a small region with one call of the core and without a plan.
 
         Parameters
         ----------
@@ -172,12 +172,14 @@ class HostBackend:
         rows = range(top // high, (top + height - 1) // high + 1)
         columns = range(left // wide, (left + width - 1) // wide + 1)
         count = len(rows) * len(columns)
-        if count > FEW_TILES:
+        if count > MOST_TILES:
             return "recurring"
+        readers = self._source.readers
+        threads = self._threads // (readers + 1) if count > FEW_TILES else 1
         recur = False
         # Threads that cache tiles contend for the allocator. With many readers, decoding some
         # tiles twice is faster.
-        if not form.is_raw and self._source.readers < MANY_READERS:
+        if not form.is_raw and readers < MANY_READERS:
             tiles = [row * form.columns + column for row in rows for column in columns]
             recur = self._recurrence.record(number, tiles, form.tile_bytes)
         table: Records | None = None
@@ -195,7 +197,7 @@ class HostBackend:
                     kept[index] = self._tile_memory.allocate(form.tile_bytes)
                     table["keep"][index] = kept[index].ctypes.data
         assert native.core is not None
-        arguments = address, form.level, (left, top, width, height), pixels, table
+        arguments = address, form.level, (left, top, width, height), pixels, table, threads
         read = self._source.call_native(native.core.read_region, *arguments)
         if read < 0:
             return "all" if recur else "none"

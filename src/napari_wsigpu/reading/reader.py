@@ -147,12 +147,41 @@ class RegionReader:
     def read_small(self, number: int, region: Rect, pixels: Array) -> Keep | None:
         """Read a small region on the CPU without a plan; see `HostBackend.read_small`.
 
-        If a GPU is chosen, it is never bypassed. With ``"auto"``, the CPU decodes a few tiles in
-        less time than a GPU needs to start.
+        If a GPU is chosen, it is never bypassed. With ``"auto"``, the CPU decodes so few tiles in
+        less time than a GPU.
         """
         if self.offload.index is not None:
             return "recurring"
         return self._host.read_small(number, region, pixels)
+
+    def send_small(
+        self,
+        number: int,
+        region: Rect,
+        device: str,
+        out: DeviceArray = None,
+        stream: AnyStream = None,
+    ) -> AnyArray | None:
+        """Read a small region as `read_small` does, and copy it to a device.
+
+        Parameters
+        ----------
+        number, region, device, out, stream
+            As in `read_to_device`.
+
+        Returns
+        -------
+        cupy.ndarray, shape (height, width, channels), or None
+            None if the region needs a plan.
+        """
+        if self.offload.index is not None:
+            return None
+        backend, image = self.backend(device), self._images[number]
+        shape = region.height, region.width, image.channels
+        pixels = backend.device.staging(shape, image.dtype)
+        if self._host.read_small(number, region, pixels) is not None:
+            return None
+        return backend.send(pixels, out, stream)
 
     def held(self, number: int, regions: Regions) -> Mask:
         """Return the mask of the pixels that the file holds; see `find_held`.

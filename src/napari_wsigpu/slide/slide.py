@@ -100,10 +100,10 @@ LARGEST_OVERVIEW = 1024
 _slide_numbers = count()
 # Held while a slide that was inherited by fork gets new handles in the child.
 _fork_lock = threading.Lock()
-# On the host, regions of up to this many pixels are read without a plan if they span few tiles; on
-# a device, concurrent reads of such small regions are batched. Larger regions gain little from
+# Regions of up to this many pixels are read on the CPU without a plan if they span few tiles. If a
+# GPU was chosen, concurrent reads of such regions are batched. Larger regions gain little from
 # either.
-SMALL_PIXELS = 1 << 20
+SMALL_PIXELS = 1 << 21
 NO_PIXELS = np.empty((0, 0, 0), np.uint8)
 ONLY_ON_DEVICE = "out and stream require a GPU; use device='cuda'."
 RGB = 3
@@ -985,7 +985,15 @@ class Slide:
             image = self._images[target.level]
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
         height, width = regions.shapes[0]
-        if out is not None or stream is not None or height * width > SMALL_PIXELS:
+        is_small = height * width <= SMALL_PIXELS
+        if is_small and mpp is None and options.table is None:
+            region = Rect(*regions.corners[0], height, width)
+            sent = self._guarded(
+                lambda: self._reader.send_small(target.level, region, device, out, stream)
+            )
+            if sent is not None:
+                return sent if out is None else out
+        if out is not None or stream is not None or not is_small:
             read = partial(reader.read_to_device, regions, device, out, stream, options)
             pixels = self._guarded(read)
             return pixels[0] if out is None else out
