@@ -162,6 +162,7 @@ def own_readers(slide: Slide, auto: Slide) -> dict[str, Callable[[int, int, int]
         "ours, to host": cleared(slide, "cpu"),
         "ours, to device": cleared(slide, "cuda"),
         "ours, auto, to host": cleared(auto, "cpu"),
+        "ours, auto, to device": cleared(auto, "cuda"),
         "ours, cached, to host": cached,
         "decode alone": lambda x, y, size: decode_alone(slide, x, y, size),
     }

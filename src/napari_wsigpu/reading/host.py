@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     HostCanvas = Paste | WholeTiles
 
-# Up to this many tiles, the calling thread decodes alone: helpers would save little time.
-FEW_TILES = 4
+# Up to this many pixels, the calling thread decodes alone: helpers would save little time.
+FEW_PIXELS = 1 << 17
 MANY_READERS = 3
 BATCH_BYTES, BATCH_PIXEL_BYTES = 64 << 20, 256 << 20
 NATIVE_LIMITS = Limits(4096, BATCH_BYTES, BATCH_PIXEL_BYTES, 1)
@@ -174,12 +174,10 @@ class HostBackend:
         count = len(rows) * len(columns)
         if count > MOST_TILES:
             return "recurring"
-        readers = self._source.readers
-        threads = self._threads // (readers + 1) if count > FEW_TILES else 1
         recur = False
         # Threads that cache tiles contend for the allocator. With many readers, decoding some
         # tiles twice is faster.
-        if not form.is_raw and readers < MANY_READERS:
+        if not form.is_raw and self._source.readers < MANY_READERS:
             tiles = [row * form.columns + column for row in rows for column in columns]
             recur = self._recurrence.record(number, tiles, form.tile_bytes)
         table: Records | None = None
@@ -197,6 +195,7 @@ class HostBackend:
                     kept[index] = self._tile_memory.allocate(form.tile_bytes)
                     table["keep"][index] = kept[index].ctypes.data
         assert native.core is not None
+        threads = self._threads_for(height * width)
         arguments = address, form.level, (left, top, width, height), pixels, table, threads
         read = self._source.call_native(native.core.read_region, *arguments)
         if read < 0:
@@ -310,6 +309,13 @@ class HostBackend:
 
         return execute(self, plans, canvas_of, options)
 
+    def _threads_for(self, pixels: int) -> int:
+        """Return the number of threads for a read, so that all current reads share the cores."""
+        if pixels <= FEW_PIXELS:
+            return 1
+        others = self._source.readers if isinstance(self._source, FileSource) else 0
+        return self._threads // (others + 1)
+
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
         """Return the format of an image for the core; None if Python decodes its tiles."""
         if number not in self._forms:
@@ -348,7 +354,7 @@ class HostBackend:
             table,
             parts,
             cancel=options.cancellation.address,
-            threads=1 if len(tiles) <= FEW_TILES else self._threads,
+            threads=self._threads_for(len(tiles) * image.grid.tile_height * image.grid.tile_width),
         )
         encoded: EncodedBatch | None = None
         running: Future[dict[int, str]] = Future()
