@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import Annotation, measure, read_geojson, write_geojson
+from napari_wsigpu.annotations.geojson import read_features
 from napari_wsigpu.model.errors import AnnotationError, SlideNotFoundError, TargetWriteError
 
 SQUARE = np.array([(10, 20), (110, 20), (110, 120), (10, 120)], float)
@@ -157,6 +159,53 @@ def test_old_and_nested_objects(tmp_path):
     assert line.measurements == {"Length": 5.0}
     assert (spot.kind, spot.object_type) == ("points", "detection")
     assert written(tmp_path, line)["features"][0]["geometry"]["plane"] == {"z": 2}
+
+
+SQUARES = [[[[0, 0], [9, 0], [9, 9], [0, 0]]], [[[20, 0], [29, 0], [29, 9], [20, 0]]]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "coordinates"),
+    [
+        ("Point", [1, 2]),
+        ("MultiPoint", [[1, 2], [3, 4]]),
+        ("LineString", [[1, 2], [3, 4]]),
+        ("MultiLineString", [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]),
+        ("Polygon", SQUARES[0]),
+        ("MultiPolygon", SQUARES),
+        ("Polygon", []),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_geometries_in_properties_survive(tmp_path, kind, coordinates, nested):
+    shape = {"type": kind, "coordinates": coordinates}
+    feature = {
+        "type": "Feature",
+        "geometry": {"type": "Point", "coordinates": [3, 4]},
+        "properties": {"roi": {"all": [shape]} if nested else shape, "name": "\N{GRINNING FACE}"},
+    }
+    [found] = read(tmp_path, feature)
+    properties = written(tmp_path, found)["features"][0]["properties"]
+    assert properties["roi"] == feature["properties"]["roi"]
+
+
+def test_values_that_json_cannot_express(tmp_path):
+    target = tmp_path / "out.geojson"
+    scored = replace(Annotation("points", (SQUARE,)), extra={"properties": {"x": np.float32(2)}})
+    write_geojson(target, [scored])
+    assert read_geojson(target)[0].extra == {"properties": {"x": 2}}
+    before = target.read_bytes()
+    with pytest.raises(TargetWriteError, match=r"out\.geojson' can't be written.*complex"):
+        write_geojson(target, [replace(scored, extra={"properties": {"x": 1j}})])
+    assert target.read_bytes() == before
+
+
+def test_features_without_an_object_are_counted(tmp_path):
+    feature = {"type": "Feature", "geometry": None, "properties": {}}
+    line = {"type": "LineString", "coordinates": [[0, 0]]}
+    path = tmp_path / "slide.geojson"
+    path.write_text(json.dumps([feature, {**feature, "geometry": line}]), "utf-8")
+    assert read_features(path) == ([], 2)
 
 
 def test_a_bare_geometry_and_a_collection(tmp_path):

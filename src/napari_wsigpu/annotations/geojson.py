@@ -93,6 +93,19 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     >>> [tumor, *_] = read_geojson("slide.geojson")  # doctest: +SKIP
     >>> tumor.classification, tumor.rings[0]  # doctest: +SKIP
     """
+    return read_features(path)[0]
+
+
+def read_features(path: str | os.PathLike[str]) -> tuple[list[Annotation], int]:
+    """Read objects as `read_geojson` does, and count the features that hold none.
+
+    Returns
+    -------
+    annotations : list of Annotation
+        The objects.
+    empty : int
+        Number of features without a point, or with too few for their type of geometry.
+    """
     name = os.fspath(path)
     text = read_limited(name)
     parser = _GeometryParser(name)
@@ -110,6 +123,7 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     may_hold_halves = HALF in text.lower()
     del text
     annotations: list[Annotation] = []
+    empty = 0
     for number, feature in enumerate(_features(found, name)):
         try:
             objects = list(_objects(feature, DEEPEST))
@@ -122,7 +136,13 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
                 "the objects from QuPath again."
             ) from error
         annotations += objects
-    return annotations
+        empty += not objects
+    return annotations, empty
+
+
+def empty_sentence(count: int) -> str:
+    """Say how many features of a file hold no object."""
+    return f"{count:,} without an outline {'was' if count == 1 else 'were'} left out."
 
 
 def read_limited(name: str) -> bytes:
@@ -177,14 +197,20 @@ def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation
     Raises
     ------
     TargetWriteError
-        If the file cannot be written; an existing file is then unchanged.
+        If the file cannot be written, or `Annotation.extra` holds what JSON can't express; an
+        existing file is then unchanged.
 
     Examples
     --------
     >>> write_geojson("slide.geojson", annotations)  # doctest: +SKIP
     """
     target = Path(path)
-    features = ",\n".join(_feature_text(annotation) for annotation in annotations)
+    try:
+        features = ",\n".join(_feature_text(annotation) for annotation in annotations)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TargetWriteError(
+            f"'{target}' can't be written: JSON can't express a property ({error}); remove it."
+        ) from error
     text = f'{{"type":"FeatureCollection","features":[\n{features}\n]}}\n'
     try:
         data = text.encode()
@@ -238,6 +264,31 @@ def _features(found: object, name: str) -> list[object]:
     return found
 
 
+class _Coordinates:
+    """Coordinates of a geometry as arrays.
+
+    Parameters
+    ----------
+    rings : tuple of ndarray, shape (vertices, 2)
+        The arrays.
+    nesting : int
+        Depth of the lists in the file.
+    """
+
+    def __init__(self, rings: tuple[Ring, ...], nesting: int) -> None:
+        self.rings = rings
+        self._nesting = nesting
+
+    def tolist(self) -> list[object]:
+        """Return the nested lists of the file, without altitudes."""
+        lists: list[list[object]] = [ring.tolist() for ring in self.rings]
+        if self._nesting > 3:
+            return [[ring.tolist() for ring in polygon] for polygon in polygons(self.rings)]
+        if self._nesting == 3 or not lists:
+            return [*lists]
+        return lists[0] if self._nesting == 2 else lists[0][0]  # type: ignore[return-value]
+
+
 class _GeometryParser:
     """Converts coordinates to arrays and checks the limits while a file is parsed.
 
@@ -266,8 +317,9 @@ class _GeometryParser:
         kind, coordinates = _geometry_type(value), value.get("coordinates")
         if kind and isinstance(coordinates, list):
             with suppress(TypeError, ValueError, OverflowError):
-                rings = tuple(_rings(coordinates, GEOMETRIES[kind][1]))
-                value["coordinates"] = rings
+                nesting = GEOMETRIES[kind][1]
+                rings = tuple(_rings(coordinates, nesting))
+                value["coordinates"] = _Coordinates(rings, nesting)
                 self._counts["points"] += sum(map(len, rings))
             self._counts["objects"] += 1
             check_counts(self._name, **self._counts)
@@ -328,9 +380,10 @@ def _shapes(geometry: object, depth: int) -> Iterator[tuple[Kind, tuple[Ring, ..
     if not name:
         raise ValueError(f"its geometry has the unknown type {geometry['type']!r}")
     kind, nesting = GEOMETRIES[name]
-    rings = geometry["coordinates"]
-    if not isinstance(rings, tuple):  # the parser could not convert them: raise its error again
-        rings = tuple(_rings(rings, nesting))
+    parsed = geometry["coordinates"]
+    # If the parser could not convert them, this raises its error again.
+    is_parsed = isinstance(parsed, _Coordinates)
+    rings = parsed.rings if is_parsed else tuple(_rings(parsed, nesting))
     if kind == "polygon":
         rings = tuple(map(without_repeated_end, rings))
     rings = tuple(ring for ring in rings if len(ring) >= LEAST[kind])
@@ -437,7 +490,14 @@ def _feature_text(annotation: Annotation) -> str:
         feature["nucleusGeometry"] = _polygon(annotation.nucleus)
     others = extra.get("properties")
     feature["properties"] = _properties(annotation) | (others if isinstance(others, dict) else {})
-    return json.dumps(feature, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(feature, separators=(",", ":"), ensure_ascii=False, default=_as_list)
+
+
+def _as_list(value: object) -> object:
+    """Return geometries in properties, and values of NumPy, as JSON can express them."""
+    if isinstance(value, (_Coordinates, np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__}")
 
 
 def _properties(annotation: Annotation) -> dict[str, object]:

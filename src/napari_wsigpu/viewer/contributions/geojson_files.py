@@ -16,7 +16,7 @@ from napari_wsigpu.annotations.dicom_report import REPORTS, read_dicom_report
 from napari_wsigpu.annotations.dicom_segmentation import SEGMENTATION, read_dicom_segmentation
 from napari_wsigpu.annotations.dicom_writer import write_dicom_annotations
 from napari_wsigpu.annotations.duplicates import skipped_sentence, without_known
-from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
+from napari_wsigpu.annotations.geojson import empty_sentence, read_features, write_geojson
 from napari_wsigpu.model.errors import AnnotationError, SlideError
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     MANY,
@@ -99,7 +99,10 @@ def _read(path: str, kind: str, slide: Slide | None) -> list[Annotation]:
         return read_dicom_annotations(path, image)
     if kind in REPORTS:
         return read_dicom_report(path, image)
-    return read_geojson(path)
+    found, empty = read_features(path)
+    if empty:
+        show_info(f"'{Path(path).name}': {empty_sentence(empty)}")
+    return found
 
 
 def _stem(path: str) -> str:
