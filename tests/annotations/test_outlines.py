@@ -15,7 +15,15 @@ from skimage.measure import points_in_poly
 from napari_wsigpu import Annotation, label_image, measure
 from napari_wsigpu.annotations import masks
 from napari_wsigpu.annotations.masks import rings_mask
-from napari_wsigpu.annotations.rings import ellipse, joined, mended, polygons, split
+from napari_wsigpu.annotations.rings import (
+    areas,
+    ellipse,
+    joined,
+    mended,
+    polygons,
+    split,
+    uncrossed,
+)
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.model.geometry import Rect
@@ -228,3 +236,32 @@ def test_a_hundred_thousand_objects_are_drawn_within_seconds():
     labels = label_image(cells, (1500, 1500), 8)
     assert time.process_time() - begin < 5
     assert labels.max() == 100_000
+
+
+def even_odd_area(ring, lines=2000):
+    """Add up what each of many horizontal lines has inside a ring."""
+    low, high = ring.min(axis=0), ring.max(axis=0)
+    following, inside = np.roll(ring, -1, axis=0), 0.0
+    for y in low[1] + (np.arange(lines) + 0.5) / lines * (high - low)[1]:
+        cut = (ring[:, 1] > y) != (following[:, 1] > y)
+        start, step = ring[cut], (following - ring)[cut]
+        x = np.sort(start[:, 0] + (y - start[:, 1]) / step[:, 1] * step[:, 0])
+        inside += (x[1::2] - x[::2]).sum()
+    return inside * (high - low)[1] / lines
+
+
+@pytest.mark.parametrize("vertices", [4, 5, 6, 9, 20])
+def test_the_area_of_an_outline_that_crosses_itself_follows_the_even_odd_rule(vertices):
+    random = np.random.default_rng(vertices)
+    for _ in range(8):
+        ring = random.random((vertices, 2)) * 100
+        found = measure(Annotation("polygon", (ring,)), (1, 1)).area
+        assert found == pytest.approx(even_odd_area(ring), rel=0.01, abs=1)
+        assert sum(areas(uncrossed(ring))) >= found - 1e-6
+
+
+def test_an_eight_has_the_area_of_both_loops():
+    eight = np.array([(0, 0), (10, 10), (10, 0), (0, 10)], float)
+    measured = measure(Annotation("polygon", (eight,)), (0.5, 2))
+    assert measured.area == pytest.approx(50)
+    assert measured.center == pytest.approx((2.5, 10))

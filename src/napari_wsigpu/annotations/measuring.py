@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.annotations.rings import area_and_centroid
+from napari_wsigpu.annotations.rings import area_and_centroid, uncrossed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +44,7 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
     Parameters
     ----------
     annotation : Annotation
-        The object. If a ring crosses itself, its loops count as positive or negative area,
-        depending on their direction.
+        The object. Where a ring crosses itself, its area follows the even-odd rule.
     mpp : tuple of float
         Micrometers per pixel of level 0, (x, y), as in `Slide.mpp`; (1, 1) measures in pixels.
 
@@ -64,7 +63,7 @@ def measure(annotation: Annotation, mpp: tuple[float, float]) -> Measurement:
         steps = [np.diff(ring, axis=0) for ring in scaled]
         return Measurement(_length(steps), center=(x, y))
     around = [ring - np.roll(ring, 1, axis=0) for ring in scaled]
-    area, center = area_and_centroid(scaled)
+    area, center = area_and_centroid([loop for ring in scaled for loop in uncrossed(ring)])
     perimeter, (x, y) = _length(around), center.tolist()
     if annotation.kind == "ellipse":
         # Its vertices lie on the ellipse, so the polygon is smaller (0.07 % of the area for 96).

@@ -86,6 +86,75 @@ def without_repeated_end(ring: Ring) -> Ring:
     return ring[:-1] if len(ring) > 1 and (ring[0] == ring[-1]).all() else ring
 
 
+def uncrossed(ring: Ring) -> list[Ring]:
+    """Split a ring whose edges cross into loops that may touch, but don't cross.
+
+    By the even-odd rule, the loops enclose the same area as the ring.
+    """
+    if _is_star(ring):
+        return [ring]
+    one, other, shares, points = _crossings(ring)
+    if not len(one):
+        return [ring]
+    # Walk along the ring. Each crossing is passed twice; both times, the walk goes on along the
+    # other edge. Such loops cannot cross.
+    count = len(one)
+    edges = np.concatenate([np.arange(len(ring)), one, other])
+    order = np.lexsort((np.concatenate([np.zeros(len(ring)), shares]), edges))
+    places = np.concatenate([ring, points, points])[order]
+    place_of = np.empty_like(order)
+    place_of[order] = np.arange(len(order))
+    after = np.roll(np.arange(len(order)), -1)
+    passes = place_of[len(ring) :].reshape(2, count)
+    after[passes] = after[passes[::-1]]
+    loops, left = [], dict.fromkeys(range(len(order)))
+    following: list[int] = after.tolist()
+    while left:
+        loop = [next(iter(left))]
+        while following[loop[-1]] != loop[0]:
+            loop.append(following[loop[-1]])
+        for place in loop:
+            del left[place]
+        if len(loop) >= LEAST:
+            loops.append(places[loop])
+    return loops
+
+
+def _is_star(ring: Ring) -> bool:
+    """Whether a ring runs once around the middle of its box, always in the same direction."""
+    x, y = (ring - (ring.min(axis=0) + ring.max(axis=0)) / 2).T
+    turns = x * np.roll(y, -1) - y * np.roll(x, -1)
+    return bool(
+        ((turns > 0).all() or (turns < 0).all())
+        and np.count_nonzero((y < 0) & (np.roll(y, -1) >= 0)) == 1
+    )
+
+
+def _crossings(ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64], Ring, Ring]:
+    """Return the pairs of edges that cross, the share of each edge before the point, and points.
+
+    The shares on the first edges precede those on the second ones.
+    """
+    steps = np.roll(ring, -1, axis=0) - ring
+    low, high = np.minimum(ring, ring + steps), np.maximum(ring, ring + steps)
+    # Only edges whose extents overlap can cross: in x, these follow each other if sorted.
+    order = np.argsort(low[:, 0], kind="stable")
+    ends = np.searchsorted(low[order, 0], high[order, 0], "right")
+    counts = ends - np.arange(1, len(ring) + 1)
+    first = np.repeat(np.arange(len(ring)), counts)
+    second = first + 1 + np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    one, other = order[first], order[second]
+    near = (low[one, 1] <= high[other, 1]) & (low[other, 1] <= high[one, 1])
+    one, other = one[near], other[near]
+    gap, (x, y), (u, v) = ring[other] - ring[one], steps[one].T, steps[other].T
+    area = x * v - y * u
+    with np.errstate(divide="ignore", invalid="ignore"):  # of parallel edges
+        shares = np.array([gap[:, 0] * v - gap[:, 1] * u, gap[:, 0] * y - gap[:, 1] * x]) / area
+    crosses = ((shares > 0) & (shares < 1)).all(axis=0)
+    one, other, shares = one[crosses], other[crosses], shares[:, crosses]
+    return one, other, shares.ravel(), ring[one] + shares[0][:, None] * steps[one]
+
+
 def areas(rings: Sequence[Ring]) -> list[float]:
     """Return the area of each ring, in squared units of its coordinates."""
     return [abs(_signed_area(ring)) for ring in rings]
