@@ -24,24 +24,25 @@ def folder() -> Path:
     return user_state_path("napari-wsigpu", appauthor=False) / "annotations"
 
 
-def save(slide: str, annotations: list[Annotation]) -> bool:
-    """Save a copy of a slide's annotations, replacing the previous copy; return whether it worked.
+def save(slide: str, annotations: list[Annotation]) -> str:
+    """Save a copy of a slide's annotations, replacing the previous copy; return why it failed.
 
     The file's name contains only a hash of the slide's path, and the id of this process.
     """
     return write_private(_own(slide), lambda part: write_geojson(part, annotations))
 
 
-def write_private(path: Path, write: Callable[[Path], object]) -> bool:
-    """Replace a file in `folder` by what `write` writes; return whether it worked."""
-    with suppress(OSError, SlideError):  # a full disk must not interrupt the user's work
+def write_private(path: Path, write: Callable[[Path], object]) -> str:
+    """Replace a file in `folder` by what `write` writes; return why it failed, else ""."""
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         write(part)
         part.chmod(0o600)
         part.replace(path)
-        return True
-    return False
+    except (OSError, SlideError) as error:  # a full disk must not interrupt the user's work
+        return str(error)
+    return ""
 
 
 def discard(slide: str) -> None:

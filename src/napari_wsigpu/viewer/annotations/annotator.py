@@ -57,7 +57,7 @@ from napari_wsigpu.viewer.view.arrangement import (
 )
 from napari_wsigpu.viewer.view.navigation import screen_pixels
 from napari_wsigpu.viewer.window.main_window import single_shot, soon
-from napari_wsigpu.viewer.window.notifications import show_info
+from napari_wsigpu.viewer.window.notifications import show_info, show_warning
 from napari_wsigpu.viewer.window.saving import GEOJSON, ask_where_to_save, start_folder
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ FAR = 10_000  # pixels of the screen
 # Pixels of the screen: a shorter drag, or an outline that is thinner on average, is an accident.
 LEAST_DRAG, LEAST_WIDTH = 5, 2
 UNSAVED = "Unsaved annotations"
+UNKEPT = "Annotations of {} are not saved automatically; export them. {}"
 MOST_NAMED = 4  # slides, or labels layers, that a question lists by name
 NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", SHAPES_VISUAL.owner)
 CHANGING = "direct", "vertex_insert", "vertex_remove"  # modes that change vertices
@@ -127,6 +128,7 @@ class Annotator:
         self._zoomed = single_shot(self.fit_outlines, ZOOMED_MS)
         self._kept = single_shot(self.keep, KEEP_MS)
         self._unkept: set[str] = set()
+        self._warned: set[str] = set()  # slides whose recovery file could not be written
         self._modes: WeakKeyDictionary[Shapes, str] = WeakKeyDictionary()  # the current ones
         self._strokes: WeakKeyDictionary[Labels, int] = WeakKeyDictionary()  # since the last save
         # Number of changes to each slide's recovery file, so that an outdated one is not written.
@@ -291,9 +293,13 @@ class Annotator:
             with self._writing:
                 if version != self._versions[path]:
                     return
-                if annotations and recovery.save(path, annotations):
+                problem = recovery.save(path, annotations) if annotations else ""
+                if annotations and not problem:
                     for copy in replaced:
                         copy.unlink(missing_ok=True)
+                elif problem and path not in self._warned:
+                    self._warned.add(path)
+                    show_warning(UNKEPT.format(file_name(path), problem))
                 if not annotations or version != self._versions[path]:  # saved in the meantime
                     recovery.discard(path)
 
