@@ -4,9 +4,11 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -1275,8 +1277,11 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     draw(viewer, dock, (0.1, 0.1), (0.2, 0.2))
     QTest.qWait(2 * SETTLED_MS)
 
-    def rename(name, text, accepted=True):
+    questions = []
+
+    def rename(name, text, accepted=True, merge=QMessageBox.Yes):
         monkeypatch.setattr(QInputDialog, "getText", lambda *_, **__: (text, accepted))
+        monkeypatch.setattr(QMessageBox, "warning", lambda *asked: questions.append(asked) or merge)
         dock.chips[name].native.actions()[1].trigger()
         QTest.qWait(2 * SETTLED_MS)
 
@@ -1287,6 +1292,15 @@ def test_classes_are_renamed_on_all_slides(viewer, dock, slides, monkeypatch):
     assert (classes(first), classes(second)) == (["Carcinoma", "Stroma"], ["Carcinoma"])
     assert offered_classes()["Carcinoma"] == USUAL["Tumor"]
     np.testing.assert_allclose(second.edge_color, transform_color(USUAL["Tumor"]), atol=0.01)
+    assert not questions
+    rename("Stroma", "Carcinoma", merge=QMessageBox.Cancel)
+    assert classes(first) == ["Carcinoma", "Stroma"]
+    dock.set_class("Carcinoma")
+    rename("Stroma", "Carcinoma")
+    assert "one class" in questions[1][2]
+    press(dock.undo)
+    assert dock.chips["Carcinoma"].native.isChecked()
+    dock.set_class("Stroma")
     rename("Stroma", "Carcinoma")
     assert classes(first) == ["Carcinoma", "Carcinoma"]
     np.testing.assert_allclose(first.edge_color[1], first.edge_color[0])
@@ -1605,11 +1619,28 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, t
     qtbot.waitUntil(lambda: not kept.exists())
 
 
+def test_a_failed_automatic_save_is_reported_once(viewer, dock, slides, monkeypatch, qtbot):
+    said = []
+    monkeypatch.setattr(annotator, "show_warning", said.append)
+    monkeypatch.setattr(recovery, "write_geojson", mock.Mock(side_effect=OSError("disk full")))
+    for _ in range(2):
+        draw(viewer, dock)
+        dock.keeper.unsaved()
+        dock.keeper.keep()
+        qtbot.waitUntil(lambda: not saving())
+    [warning] = said
+    assert "export them. disk full" in warning
+
+
+def saving():
+    return [each for each in threading.enumerate() if each.name == "slide-annotations"]
+
+
 def lose(path, annotations):
     """Leave annotations of a slide as another process does that crashes."""
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
-    assert recovery.save(path, annotations)
+    assert recovery.save(path, annotations) == ""
     [kept] = recovery.folder().glob("*.geojson")
     kept.rename(kept.with_name(kept.name.replace(str(os.getpid()), dead.stdout.strip())))
 

@@ -13,7 +13,14 @@ from napari.layers.base import ActionType
 from qtpy.compat import isalive
 from qtpy.QtCore import Qt
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
-from qtpy.QtWidgets import QAction, QApplication, QColorDialog, QInputDialog, QShortcut
+from qtpy.QtWidgets import (
+    QAction,
+    QApplication,
+    QColorDialog,
+    QInputDialog,
+    QMessageBox,
+    QShortcut,
+)
 
 from napari_wsigpu.annotations import (
     read_geojson,
@@ -22,6 +29,7 @@ from napari_wsigpu.annotations import (
     write_geojson,
 )
 from napari_wsigpu.annotations.duplicates import skipped_sentence, without_known
+from napari_wsigpu.annotations.geojson import empty_sentence, read_features
 from napari_wsigpu.conversion.label_images import read_labels, save_labels
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import level_names, title
@@ -109,6 +117,7 @@ SWATCH = 10  # pixels
 TIGHT = 4  # pixels; some rows of the table are visible in napari's first window
 DICOM = "DICOM annotations (*.dcm)"
 ZARR = "OME-Zarr (*.zarr)"
+MERGE = "There already is a class '{1}'. Make '{0}' and '{1}' one class?"
 IN_USE = "Objects have the class '{}'; change their class before you forget it."
 OTHER_SLIDES = "Objects of '{}' on other slides keep the change; undo it there, too."
 WIDEST_CHIP = 180  # pixels of text
@@ -409,19 +418,24 @@ class Annotations(SlideDock):
         """Let the user rename a class; if another class has the name, they become one."""
         text, accepted = QInputDialog.getText(self.native, f"Rename {name}", "Name:", text=name)
         new = text.strip()
-        if accepted and new not in ("", name):
+        if not accepted or new in ("", name):
+            return
+        is_new, question = new not in self._classes, MERGE.format(name, new)
+        if is_new or may_discard(self.native, "Rename class", question, QMessageBox.Yes):
             self._change_class(name, new, self._classes.get(new, self._classes[name]))
 
     def _change_class(self, name: str, new: str, color: str) -> None:
         """Change name and color of a class, and of its objects on all slides."""
-        before = dict(self._offered)
+        before, marked = dict(self._offered), self._class
+        # Undo marks the old class again, unless the user had marked the one that it became.
+        back = new if marked != name and new in self._classes else name
         after = {new if each == name else each: kept for each, kept in before.items()}
         after[new] = color
         self._replace_classes(before, after, name, new)
         self.keeper.unsaved()  # makes a step of what has changed until now
         found = self._with_class(name)
         many = len(found) > 1
-        undo = partial(self._replace_classes, after, before, new, name, many=many)
+        undo = partial(self._replace_classes, after, before, new, back, many=many)
         redo = partial(self._replace_classes, before, after, name, new)
         for path, layers in found.items():
             self.keeper.history(path).attach(undo, redo)
@@ -681,16 +695,19 @@ class Annotations(SlideDock):
             name = Path(path).name
             known = self.keeper.snapshot(slide.path)
 
-            def work() -> tuple[list[Annotation], int]:
-                return without_known(read_geojson(path), known())
+            def work() -> tuple[list[Annotation], int, int]:
+                found, empty = read_features(path)
+                return *without_known(found, known()), empty
 
-            def done(found: tuple[list[Annotation], int]) -> None:
+            def done(found: tuple[list[Annotation], int, int]) -> None:
                 self._add(name, *found)
 
             self.jobs.start(f"Reading {name}", slide, work, done, self.status.say, owner=self)
 
-    def _add(self, name: str, annotations: list[Annotation], skipped: int = 0) -> None:
-        """Add objects to the slide; report their number, and that of objects left out."""
+    def _add(
+        self, name: str, annotations: list[Annotation], skipped: int = 0, empty: int = 0
+    ) -> None:
+        """Add objects to the slide; report their number, and those of objects left out."""
         title = stem_of(name.removesuffix(".gz"))
         layers = annotation_layers(annotations, title, self.layer_of_slide())
         tools = [tool for tool, chosen in self.tools.items() if chosen.native.isChecked()]
@@ -711,6 +728,8 @@ class Annotations(SlideDock):
             parts.append(f"Locks are kept but not enforced ({locked:,}).")
         if skipped:
             parts.append(skipped_sentence(skipped))
+        if empty:
+            parts.append(empty_sentence(empty))
         self.status.say(f"'{name}': {' '.join(parts)}")
 
     def _recover(self, *, show: bool = True) -> None:
