@@ -155,7 +155,7 @@ TABLES = {
         "reader",
         {
             "napari-wsigpu": "ours, auto, to host",
-            "napari-wsigpu, to the GPU": "ours, to device",
+            "napari-wsigpu, to the GPU": "ours, auto, to device",
             "cuCIM 26.10, 16 CPU workers": "cuCIM, 16 workers",
             "cuCIM 26.10, cuda": "cuCIM, cuda",
             "OpenSlide 4.0": "OpenSlide",
