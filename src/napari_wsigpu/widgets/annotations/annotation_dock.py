@@ -287,7 +287,7 @@ class Annotations(SlideDock):
     def on_shown(self, spontaneous: bool = False) -> None:
         """Fit the columns once napari's style, which sets the font, is applied."""
         super().on_shown(spontaneous)
-        self.status.reserve(2)
+        self.status.reserve(3)
         self._refresh_soon()
         preload()
         if not self._shortcuts:
