@@ -53,6 +53,15 @@ def test_dialogs_start_in_the_folder_that_was_chosen_last(save_as, tmp_path):
     assert start_folder(str(tmp_path.parent / "slide.svs")) == tmp_path.parent
 
 
+def test_a_file_of_another_type_is_not_replaced(save_as, tmp_path):
+    (tmp_path / "one.svs").touch()
+    # The dialog asks about the name that was typed; the answer does not matter then.
+    assert save_as("one.svs", replaces=True) == (str(tmp_path / "one.svs.png"), 1)
+    (tmp_path / "one.svs.png").touch()
+    assert save_as("one.svs", replaces=True) == (str(tmp_path / "one.svs.png"), 2)
+    assert save_as("two.svs", replaces=True) == (str(tmp_path / "two.svs"), 0)
+
+
 @pytest.mark.parametrize("name", ["one", "one.png"])
 def test_a_file_is_replaced_only_if_the_user_agrees(save_as, tmp_path, name):
     (tmp_path / "one.png").touch()

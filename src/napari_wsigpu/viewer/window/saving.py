@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qtpy.QtWidgets import QFileDialog
+from qtpy.QtWidgets import QFileDialog, QMessageBox
 
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.viewer.window.main_window import may_discard
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
 def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:
     """Ask for a file to write; return "" if the user cancels.
 
-    Qt asks for confirmation if the file exists.
+    Qt asks for confirmation if the file exists. If its name ends like none of the file types, as
+    that of a slide does, it is not replaced: the path gets the suffix of the chosen type.
 
     Parameters
     ----------
@@ -46,7 +48,14 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     use_suffix(filters)
     dialog.filterSelected.connect(use_suffix)
     dialog.selectFile(start.name)
-    return _chosen(dialog)
+    path = _chosen(dialog)
+    suffixes = tuple(re.findall(r"\*(\.[\w.]+)", filters))
+    if path.lower().endswith(suffixes) or not Path(path).is_file():
+        return path
+    path = f"{path}.{dialog.defaultSuffix()}"
+    question = f"'{Path(path).name}' already exists. Replace it?"
+    is_new = not Path(path).exists()
+    return path if is_new or may_discard(parent, title, question, QMessageBox.Yes) else ""
 
 
 def ask_for_file(parent: QWidget, title: str, folder: Path, filters: str) -> str:
