@@ -17,6 +17,7 @@ from qtpy.QtTest import QTest
 
 from napari_wsigpu import convert
 from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.view.arrangement import active_slide, show_only
@@ -261,3 +262,8 @@ def test_napari_fits_only_the_slide_that_is_shown(viewer, bar, layer, tmp_path):
     assert "Fit" in marked(bar)
     viewer.layers.remove(picture)
     assert "Fit" not in marked(bar)
+    press(viewer, Qt.Key_0)
+    heat_map = viewer.add_image(np.zeros((5, 5)), metadata={SLIDE: slide_of(part).path})
+    viewer.layers.selection.active = heat_map
+    QTest.qWait(200)
+    assert "Fit" in marked(bar)

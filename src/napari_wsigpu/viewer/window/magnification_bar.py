@@ -13,6 +13,7 @@ from qtpy.QtCore import QEvent, QObject, Qt
 from qtpy.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.napari_internals import qt_viewer
 from napari_wsigpu.viewer.view.arrangement import active_slide, fit_slide, layer_of
@@ -206,5 +207,8 @@ def magnify_slide(viewer: Viewer, slide: Slide, number: int) -> None:
 def _view(viewer: Viewer) -> tuple[object, ...]:
     """Return what the canvas shows: position, zoom, and the places of the visible pictures."""
     pictures = [each for each in viewer.layers if isinstance(each, Image) and each.visible]
-    places = frozenset(each.extent.world.tobytes() for each in pictures)
+    # Heat maps, which lie on their slide, don't change what fits.
+    places = frozenset(
+        each.extent.world.tobytes() for each in pictures if SLIDE not in each.metadata
+    )
     return tuple(viewer.scene.camera.center), viewer.scene.camera.zoom, places
