@@ -33,7 +33,7 @@ from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
 from napari_wsigpu.annotations import recovery
 from napari_wsigpu.annotations.rings import areas, joined
 from napari_wsigpu.viewer.annotations import annotator
-from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
+from napari_wsigpu.viewer.annotations.annotation_layers import FOR_EXPORT, SLIDE
 from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
@@ -1617,6 +1617,20 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, t
     viewer.layers.remove(layer)
     dock.keeper.keep()
     qtbot.waitUntil(lambda: not kept.exists())
+
+
+def test_undo_by_key_takes_back_a_region_to_export_not_annotations(viewer, dock, slides):
+    shapes = draw(viewer, dock)
+    QTest.qWait(2 * SETTLED_MS)
+    path = dock.slide.path
+    square = np.array([(0, 0), (0, 9), (9, 9), (9, 0)])
+    regions = viewer.add_shapes([square, square + 20], metadata={FOR_EXPORT: True, SLIDE: path})
+    for left in (1, 0, 0):
+        keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+        assert (len(regions.data), len(shapes.data)) == (left, 1)
+    viewer.layers.selection.active = shapes
+    keys(viewer, Qt.Key_Z, Qt.ControlModifier)
+    assert len(shapes.data) == 0
 
 
 def test_a_failed_automatic_save_is_reported_once(viewer, dock, slides, monkeypatch, qtbot):

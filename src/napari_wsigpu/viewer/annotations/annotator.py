@@ -183,7 +183,7 @@ class Annotator:
         if drawn:
             for layer in drawn:
                 if not (again or self._is_dragging):
-                    _remove_from(layer, len(layer.data) - 1)
+                    remove_from(layer, len(layer.data) - 1)
             return
         self._record()
         self._record()
@@ -658,7 +658,7 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
         yield
     if not (by_clicks or is_being_drawn(layer)):
         end_drag(layer)  # napari would go on, and fail
-        QTimer.singleShot(0, partial(_remove_from, layer, before))
+        QTimer.singleShot(0, partial(remove_from, layer, before))
         return
     path.append(event.pos)
     # napari drops moves that arrive while it is busy, so the shape would end too early.
@@ -671,7 +671,7 @@ def finish_drags(viewer: Viewer, event: Event) -> Generator[None, None, None]:
     length = np.ptp(points, axis=0).max()
     if length < LEAST_DRAG or (is_outline and areas([points])[0] < LEAST_WIDTH * length):
         # Remove it once napari has finished it.
-        QTimer.singleShot(0, partial(_remove_from, layer, before))
+        QTimer.singleShot(0, partial(remove_from, layer, before))
 
 
 def keep_holes(viewer: Viewer, event: Event) -> Generator[None, None, None]:
@@ -727,7 +727,8 @@ class _LastMove:
         return getattr(self._event, name)
 
 
-def _remove_from(layer: Shapes, first: int) -> None:
+def remove_from(layer: Shapes, first: int) -> None:
+    """Remove the shapes of a layer from number `first` on, also one that is being drawn."""
     finish_drawing(layer)  # otherwise an outline would follow the mouse
     if len(layer.data) > first:
         layer.remove(list(range(first, len(layer.data))))

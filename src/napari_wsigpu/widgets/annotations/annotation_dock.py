@@ -36,6 +36,7 @@ from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.annotations.annotation_layers import (
     CLASS,
+    FOR_EXPORT,
     MANY,
     OBJECTS,
     SLIDE,
@@ -49,6 +50,7 @@ from napari_wsigpu.viewer.annotations.annotator import (
     annotator_of,
     has_annotator,
     preload,
+    remove_from,
 )
 from napari_wsigpu.viewer.annotations.empty_labels import LEVEL, add_labels, best_level
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, stem_of
@@ -669,6 +671,10 @@ class Annotations(SlideDock):
         if isinstance(active, Labels) and OBJECTS not in active.metadata:
             # Replaces napari's shortcut for labels that can be painted.
             (active.redo if again else active.undo)()
+        elif isinstance(active, Shapes) and FOR_EXPORT in active.metadata:
+            # Such regions have no history, and the user does not mean the annotations.
+            if active.data and not again:
+                remove_from(active, len(active.data) - 1)
         else:
             self._undo(again=again)
 
