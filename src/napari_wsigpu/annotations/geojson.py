@@ -497,7 +497,7 @@ def _as_list(value: object) -> object:
     """Return geometries in properties, and values of NumPy, as JSON can express them."""
     if isinstance(value, (_Coordinates, np.ndarray, np.generic)):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__}")
+    raise TypeError(type(value).__name__)
 
 
 def _properties(annotation: Annotation) -> dict[str, object]:

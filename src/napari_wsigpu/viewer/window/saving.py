@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from napari_wsigpu.viewer.window.main_window import may_discard
 from napari_wsigpu.viewer.window.notifications import show_info
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qtpy.QtWidgets import QWidget
 
 # Folder of the file that the user chose last, in any dialog.
@@ -53,9 +56,18 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     if path.lower().endswith(suffixes) or not Path(path).is_file():
         return path
     path = f"{path}.{dialog.defaultSuffix()}"
-    question = f"'{Path(path).name}' already exists. Replace it?"
-    is_new = not Path(path).exists()
-    return path if is_new or may_discard(parent, title, question, QMessageBox.Yes) else ""
+    target = Path(path)
+    return path if not os.path.lexists(target) or may_replace(parent, title, [target]) else ""
+
+
+def may_replace(parent: QWidget, title: str, paths: Sequence[Path]) -> bool:
+    """Ask whether to replace existing files that the dialog for saving has not asked about."""
+    names = f"'{paths[0].name}'"
+    if len(paths) > 1:
+        names = f"{len(paths):,} files, such as {names},"
+    text = f"{names} already exist{'s' if len(paths) == 1 else ''} in '{paths[0].parent}'. "
+    text += f"Replace {'it' if len(paths) == 1 else 'them'}?"
+    return may_discard(parent, title, text, QMessageBox.Yes)
 
 
 def ask_for_file(parent: QWidget, title: str, folder: Path, filters: str) -> str:

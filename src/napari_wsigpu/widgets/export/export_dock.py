@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from magicgui.widgets import ProgressBar
 from napari.layers import Shapes
 from qtpy.compat import isalive
-from qtpy.QtWidgets import QMessageBox
 
 from napari_wsigpu.model.errors import ConversionCancelledError
 from napari_wsigpu.model.units import byte_size
@@ -27,9 +26,9 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
 )
 from napari_wsigpu.viewer.layers.slide_layers import slide_name
 from napari_wsigpu.viewer.napari_internals import open_viewers
-from napari_wsigpu.viewer.window.main_window import may_discard, single_shot
+from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.notifications import show_warning
-from napari_wsigpu.viewer.window.saving import ask_where_to_save, saved, start_folder
+from napari_wsigpu.viewer.window.saving import ask_where_to_save, may_replace, saved, start_folder
 from napari_wsigpu.widgets.dock.slide_dock import SlideDock
 from napari_wsigpu.widgets.export.export_plan import (
     ENDINGS,
@@ -348,17 +347,9 @@ class RegionExport(SlideDock):
             paths = paths_of(plans, Path(named(answer, plan.kind)))
             # The dialog has asked only about replacing the exact path that it returned.
             there = [each for each in paths if os.path.lexists(each) and each != Path(answer)]
-            if not there or self._may_replace(there):
+            if not there or may_replace(self.native, "Export region", there):
                 replaces = bool(there) or paths == [Path(answer)]
                 self.write(list(zip(plans, paths, strict=True)), overwrite=replaces)
-
-    def _may_replace(self, paths: Sequence[Path]) -> bool:
-        names = f"'{paths[0].name}'"
-        if len(paths) > 1:
-            names = f"{len(paths):,} files, such as {names},"
-        text = f"{names} already exist{'s' if len(paths) == 1 else ''} in '{paths[0].parent}'. "
-        text += f"Replace {'it' if len(paths) == 1 else 'them'}?"
-        return may_discard(self.native, "Export region", text, QMessageBox.Yes)
 
     def write(self, files: Sequence[tuple[Plan, Path]], *, overwrite: bool) -> None:
         """Write files in another thread, and show the progress."""
