@@ -10,7 +10,7 @@ from napari_wsigpu import native, open_slide
 from napari_wsigpu.gpu.device import devices, verify
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.throughput import MIN_TILES, MODES, TRIALS, tile_kind
-from tests.reading.test_reader import TILES, decoded, files, read_cold, wait_for
+from tests.reading.test_reader import TILE, TILES, decoded, files, read_cold, wait_for
 from tests.writers import slides
 
 __all__ = ["files"]
@@ -181,7 +181,7 @@ def test_bytes_of_pixels_are_counted_by_either(files, host_gpu):
     for device in ("cpu", "cuda"):
         with open_slide(path, device=device) as slide:
             read_cold(slide)
-            assert slide.stats()["bytes_decoded"] == TILES * 32 * 48 * 3
+            assert slide.stats()["bytes_decoded"] == TILES * TILE**2 * 3
 
 
 @pytest.mark.skipif(not native.available, reason="needs the core")

@@ -23,7 +23,8 @@ from tests.conftest import pinned_places
 from tests.writers import slides, tiffbytes
 
 HEIGHT, WIDTH = 131, 203
-TILES = 25
+TILE = 16
+TILES = 117
 
 
 def jpeg_2000(tile):
@@ -43,7 +44,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slides")
     found = {}
     for kind, options in KINDS.items():
-        page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), tile=(32, 48), **options)
+        page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), tile=(TILE, TILE), **options)
         path = tiffbytes.write(folder / f"{kind}.tif", [page])
         with open_slide(path, device="cpu") as slide:
             found[kind] = path, slide.levels[0][...]
@@ -88,7 +89,7 @@ class FakeThroughput:
     def __init__(self, way, share=0.5):
         self.way, self.part, self.notes = way, share, []
 
-    def choose(self, key):
+    def choose(self, key, tiles):
         return self.way
 
     def share(self, key):
@@ -189,7 +190,7 @@ class TestAuto:
 
     @pytest.mark.parametrize(
         ("way", "by_cpu", "noted"),
-        [("gpu", 0, "gpu"), ("cpu", TILES, "cpu"), ("both", 10, "both")],
+        [("gpu", 0, "gpu"), ("cpu", TILES, "cpu"), ("both", 47, "both")],
     )
     def test_what_is_measured(self, files, ready, host_runtime, way, by_cpu, noted):
         path, pixels = files["jpeg"]
@@ -206,7 +207,7 @@ class TestAuto:
         throughput = host_runtime.throughput = FakeThroughput("", share=0.6)
         with open_slide(path) as slide:
             before = (0, 0)
-            for way, by_cpu in (("gpu", 0), ("cpu", TILES), ("both", 10)):
+            for way, by_cpu in (("gpu", 0), ("cpu", TILES), ("both", 47)):
                 throughput.way = way
                 slide.clear_cache()
                 [found] = slide.read_regions([(0, 0)], slide.dimensions, device="cuda")
@@ -460,7 +461,7 @@ class TestTilesOfDisplays:
     def keys(slide, level=0, *, srgb=False):
         image = slide.levels[level].layout
         color = "srgb" if srgb else "stored"
-        rows, columns = -(-image.height // 32), -(-image.width // 48)
+        rows, columns = -(-image.height // TILE), -(-image.width // TILE)
         return [
             TileKey(slide._number, level, row, column, color)
             for row in range(rows)
@@ -470,8 +471,8 @@ class TestTilesOfDisplays:
     @staticmethod
     def check(found, pixels):
         for key, tile in found.items():
-            top, left = key.row * 32, key.column * 48
-            np.testing.assert_array_equal(tile, pixels[top : top + 32, left : left + 48])
+            top, left = key.row * TILE, key.column * TILE
+            np.testing.assert_array_equal(tile, pixels[top : top + TILE, left : left + TILE])
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     @pytest.mark.parametrize("kind", KINDS)
@@ -495,7 +496,7 @@ class TestTilesOfDisplays:
             keys = self.keys(slide)
             slide.displayed.read_tiles(keys)
             for key in keys:
-                part = pixels[key.row * 32 :, key.column * 48 :][:32, :48]
+                part = pixels[key.row * TILE :, key.column * TILE :][:TILE, :TILE]
                 kept = runtime.default().tiles.get(key)  # at an edge it may be whole
                 np.testing.assert_array_equal(kept[: part.shape[0], : part.shape[1]], part)
             slide.clear_cache()
@@ -510,7 +511,7 @@ class TestTilesOfDisplays:
             return data[: len(data) // 2] if next(numbers) == 7 else data
 
         page = tiffbytes.page(
-            slides.picture(HEIGHT, WIDTH), encode, tile=(32, 48), compression=7, photometric=6
+            slides.picture(HEIGHT, WIDTH), encode, tile=(TILE, TILE), compression=7, photometric=6
         )
         path = tiffbytes.write(tmp_path / "damaged.tif", [page])
         with open_slide(path, device=device) as slide:

@@ -12,7 +12,7 @@ from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.halving import Halving
-from napari_wsigpu.reading.throughput import tile_kind
+from napari_wsigpu.reading.throughput import MIN_TILES, tile_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ class Offload:
         key = tile_kind(image)
         if not self._throughput.is_measured(key):
             return f"{gpu} and {CPU}", "measuring which of them is faster"
-        mode = self._throughput.choose(key)
+        mode = self._throughput.choose(key, MIN_TILES)
         if mode == "both":
             return f"{gpu} and {CPU}", f"{engine}; together they are faster"
         return (gpu, engine) if mode == "gpu" else (CPU, "measured faster than the GPU")
@@ -198,7 +198,8 @@ class Offload:
         if index is not None:
             return read(self._devices.worker(index), 1.0)
         worker = self._devices.background.worker(how.kind)
-        mode = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
+        tiles = sum(len(plan.tiles) for plan in plans)
+        mode = "cpu" if worker is None else self._throughput.choose(tile_kind(image), tiles)
         if worker is None or mode == "cpu":
             return None
         try:
@@ -238,12 +239,12 @@ class Offload:
             self._on_device = found
         return found
 
-    def share_on(self, image: LevelLayout) -> float:
-        """Return the share of an image's tiles that a device decodes instead of the CPU."""
+    def share_on(self, image: LevelLayout, tiles: int) -> float:
+        """Return the share of some of an image's tiles that a device decodes, not the CPU."""
         device, index = self._choice
         mode = "gpu" if index is not None else "cpu"
         if device == "auto" and not isinstance(recipe_for(image), str):
-            mode = self._throughput.choose(tile_kind(image))
+            mode = self._throughput.choose(tile_kind(image), tiles)
         return self._share(image, mode)
 
     def _average(

@@ -339,16 +339,20 @@ class RegionReader:
         pixels: AnyArray | None = None
         if not isinstance(recipe_for(image.stored[0]), str):
             plans = plan_regions(number, self._images, regions)
-            pixels = backend.read(
-                number,
-                plans,
-                regions.offsets,
-                options,
-                to_host=False,
-                share=self.offload.share_on(image.stored[0]),
-                out=out,
-                stream=stream,
-            )
+            tiles = sum(len(plan.tiles) for plan in plans)
+            share = self.offload.share_on(image.stored[0], tiles)
+            # What the CPU decodes alone is uploaded at once, not tile by tile.
+            if share:
+                pixels = backend.read(
+                    number,
+                    plans,
+                    regions.offsets,
+                    options,
+                    to_host=False,
+                    share=share,
+                    out=out,
+                    stream=stream,
+                )
         if pixels is None:
             target = None if out is None else out.reshape(shape)
             host = self._read_staged(number, regions, backend, shape, options)

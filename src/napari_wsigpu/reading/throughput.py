@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
 
 TRIALS = 3
-MIN_TILES = 16
+# A GPU takes about a millisecond whatever the number of tiles, so few tiles say little about many.
+MIN_TILES = 64
 MODES = ("gpu", "cpu", "both")
 
 
@@ -37,14 +38,16 @@ class Throughput:
             lambda: deque(maxlen=2 * TRIALS - 1)
         )
 
-    def choose(self, key: Hashable) -> str:
-        """Return the mode for tiles of a kind: "gpu", "cpu" or "both"."""
+    def choose(self, key: Hashable, tiles: int) -> str:
+        """Return the mode for a read of some tiles of a kind: "gpu", "cpu" or "both"."""
         with self._lock:
-            # Modes without enough measurements come first.
-            for mode in MODES:
-                if len(self._seconds[key, mode]) < TRIALS:
-                    return mode
-            return min(MODES, key=lambda mode: median(self._seconds[key, mode]))
+            tried = [mode for mode in MODES if len(self._seconds[key, mode]) >= TRIALS]
+            # Only reads that are recorded try another mode: few tiles would try it forever.
+            if len(tried) < len(MODES) and tiles >= MIN_TILES:
+                return next(mode for mode in MODES if mode not in tried)
+            if not tried:
+                return MODES[0]
+            return min(tried, key=lambda mode: median(self._seconds[key, mode]))
 
     def is_measured(self, key: Hashable) -> bool:
         """Return whether every mode has been tried often enough."""

@@ -1160,7 +1160,7 @@ class Slide:
             share = self._reader.offload.share_on
 
             def read(number: int, positions: Sequence[Pair]) -> set[Pair]:
-                part = share(self._images[number].stored[0])
+                part = share(self._images[number].stored[0], len(positions))
                 return self._guarded(lambda: tiles.read(number, positions, part))
 
             self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
