@@ -958,6 +958,19 @@ def click_title(dock, column):
     QTest.mouseClick(header.viewport(), Qt.LeftButton, Qt.NoModifier, place)
 
 
+def test_areas_and_lengths_can_be_read_in_a_dock_of_the_default_width(viewer, dock, slides):
+    draw(viewer, dock, (0.1, 0.1), (0.3, 0.3))
+    QTest.qWait(SETTLED_MS)
+    table, header = dock.table.native, dock.table.native.horizontalHeader()
+    table.resize(318, table.height())  # as in napari's default window
+    for column in (2, 3):
+        end = header.sectionViewportPosition(column) + header.sectionSize(column)
+        assert end <= table.viewport().width()
+        assert header.sectionSize(column) >= table.sizeHintForColumn(column)
+    click_title(dock, 2)
+    assert header.sectionSize(2) >= header.sectionSizeHint(2)  # the arrow covers no text
+
+
 def test_a_click_on_a_title_sorts_the_rows(viewer, dock, slides):
     for size in (0.2, 0.1, 0.3):
         draw(viewer, dock, (0.1, 0.1), (0.1 + size, 0.1 + size))

@@ -173,10 +173,14 @@ class Table(Hosted[QTableView]):
         if len(rows) > MOST_SORTED:
             header.setSortIndicator(-1, Qt.AscendingOrder)
         self._show(rows)
+        # While it is shown, every column is wide enough for the arrow that only one has.
+        header.setSortIndicatorShown(False)
         self.native.resizeColumnsToContents()
+        header.setSortIndicatorShown(True)
         widest = WIDEST * self.native.fontMetrics().averageCharWidth()
         for column in range(self.model.columnCount()):
             self.native.setColumnWidth(column, min(self.native.columnWidth(column), widest))
+        self._make_room_for_arrow()
 
     def _show(self, rows: Rows) -> None:
         header = self.native.horizontalHeader()
@@ -189,6 +193,15 @@ class Table(Hosted[QTableView]):
         chosen = self.selection
         self._show(self.model.rows)
         self.select(chosen)
+        self._make_room_for_arrow()
+
+    def _make_room_for_arrow(self) -> None:
+        header = self.native.horizontalHeader()
+        column = header.sortIndicatorSection()
+        if column >= 0:
+            header.resizeSection(
+                column, max(header.sectionSize(column), header.sectionSizeHint(column))
+            )
 
     @property
     def order(self) -> list[int]:
