@@ -24,6 +24,7 @@ OF_A_WINDOW = {
     napari_internals.FIGURES,
     napari_internals.CANVAS,
     napari_internals.CANVAS_LAYOUT,
+    napari_internals.CELLS,
     napari_internals.VIEWERS,
 }
 # Private attributes that are not napari's: of named tuples, and of magicgui's widgets.

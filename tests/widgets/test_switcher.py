@@ -14,6 +14,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import is_padding
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.associated_layer import add_associated_image
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.napari_internals import qt_viewer
 from napari_wsigpu.viewer.view.arrangement import fit_slide
 from tests.viewer.shared import wait_for_layout
 from tests.widgets.conftest import drag
@@ -122,6 +123,26 @@ def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_ope
     click(dock.all)
     assert not viewer.canvas.grid.enabled
     assert {slide_of(first), slide_of(second)} == set(dock.slides())
+
+
+@pytest.mark.window
+def test_every_frame_side_by_side_shows_all_that_was_fitted(
+    viewer, dock, slide_is_open, dark, monkeypatch
+):
+    slide_is_open(sample_path(), dark)
+    canvas, zooms = qt_viewer(viewer).canvas, []
+    scene, draw = canvas._scene_canvas, canvas._scene_canvas._draw_scene
+
+    def noted(*arguments, **options):
+        draw(*arguments, **options)  # which may change the sizes of the cells
+        zooms.append((viewer.scene.camera.zoom, *(each.zoom for each in canvas.grid_cameras)))
+
+    monkeypatch.setattr(scene, "_draw_scene", noted)
+    click(dock.side_by_side)
+    QTest.qWait(500)
+    assert zooms
+    for fitted, *cells in zooms:
+        np.testing.assert_allclose(cells, [fitted] * 2)
 
 
 @pytest.mark.window

@@ -158,6 +158,14 @@ CANVAS_LAYOUT = Internal(
     "each view is sliced twice",
     lambda viewer: qt_viewer(viewer).canvas,
 )
+# Lay out the cells of napari's grid before its first frame, which otherwise shows a few pixels of
+# each slide, much enlarged. vispy itself could do so as soon as a grid has a size.
+CELLS = Internal(
+    "Grid",
+    ("_update_child_widget_dim",),
+    "the first frame of slides side by side is wrong",
+    lambda viewer: qt_viewer(viewer).canvas.grid,
+)
 # Find the vispy node that draws a layer.
 LAYER_NODE = Internal(
     "VispyImageLayer",
@@ -357,6 +365,12 @@ def view_box_size(canvas: VispyCanvas) -> tuple[int, ...] | None:
         if not CANVAS_LAYOUT.get(canvas):
             return tuple(CANVAS_LAYOUT.get(canvas, "_current_viewbox_size")) or None
     return None
+
+
+def lay_out_cells(canvas: VispyCanvas) -> None:
+    """Give the cells of a canvas's grid their sizes now instead of while they are drawn."""
+    with suppress(AttributeError):
+        CELLS.get(canvas.grid)()
 
 
 # A layer's texture

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from napari_wsigpu.viewer.drawing.texture import ON
-from napari_wsigpu.viewer.napari_internals import CANVAS, FIGURES, qt_viewer, view_box_size
+from napari_wsigpu.viewer.napari_internals import (
+    CANVAS,
+    FIGURES,
+    lay_out_cells,
+    qt_viewer,
+    view_box_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,11 +83,12 @@ def slice_before_drawing(viewer: Viewer, displays: Displays, frames: FrameClock)
             for each in _fetchers(displays(shown)):
                 each.pause_prefetch(LONGEST_FRAME)
             with without_collection():
+                lay_out_cells(canvas)
                 on_draw(event)
             size_before = view_box_size(canvas)
 
     def after_drawing(event: Event) -> None:
-        # napari would slice here. Skip that unless drawing has changed the layout, as in a grid.
+        # napari would slice here. Skip that unless drawing has changed the layout.
         if size_before is None or size_before != view_box_size(canvas):
             on_draw(event)
         frames.end(event)
