@@ -33,7 +33,11 @@ from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
 from napari_wsigpu.annotations import recovery
 from napari_wsigpu.annotations.rings import areas, joined
 from napari_wsigpu.viewer.annotations import annotator
-from napari_wsigpu.viewer.annotations.annotation_layers import FOR_EXPORT, SLIDE
+from napari_wsigpu.viewer.annotations.annotation_layers import (
+    FOR_EXPORT,
+    SLIDE,
+    annotation_layers_of,
+)
 from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline_width
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
@@ -1068,6 +1072,24 @@ def test_an_import_keeps_the_tool(viewer, dock, slides, answer, tmp_path, settle
     drag_and_wait(viewer, (0.7, 0.7), (0.8, 0.8))
     QTest.qWait(3 * PATIENCE_MS)
     assert len(dock.rows) == (3 if tool == "Line" else 2)
+
+
+@pytest.mark.parametrize("tool", ["Rectangle", "Point"])
+def test_a_drawing_tool_is_kept_when_a_slide_is_opened(
+    viewer, dock, slides, slide_is_open, tmp_path, tool
+):
+    draw(viewer, dock, (0.3, 0.3), (0.4, 0.4), tool)
+    press(dock.chips["Tumor"])
+    path = tmp_path / "third.tif"
+    convert(sample_path(), path, region=(500, 500, 1024, 1024))
+    [third] = slide_is_open(path)
+    QTest.qWait(SETTLED_MS)
+    assert dock.slide is slide_of(third)
+    assert dock.tools[tool].native.isChecked()
+    drag_and_wait(viewer, (0.6, 0.6), (0.6, 0.6) if tool == "Point" else (0.7, 0.7))
+    QTest.qWait(3 * PATIENCE_MS)
+    [drawn] = annotation_layers_of(viewer, slide_of(third).path)
+    assert len(drawn.data) == len(dock.rows) == 1
 
 
 def test_an_import_is_one_step(viewer, dock, slides, answer, tmp_path, settled):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 from napari.utils.notifications import notification_manager
 
@@ -79,6 +79,7 @@ class _NewSlides:
         self._known: WeakSet[Slide] = WeakSet()
         self._slides: WeakSet[Slide] = WeakSet()
         self._view: CameraView | None = None
+        self._active: ReferenceType[Layer] | None = None  # the active layer before new slides
         self._is_fitting = False
         self._is_incomplete = False
         self._inspector_was_offered = self._channels_were_offered = False
@@ -100,6 +101,8 @@ class _NewSlides:
             self._is_fitting = True
             self._slides.clear()
             self._view = camera_view(viewer)
+            active = viewer.layers.selection.active
+            self._active = None if active is None else ref(active)
             once_visible(window, self._show_new)
         if slide.planes.names and not self._has_planes(viewer, slide):
             show_plane(viewer, event.value, slide)
@@ -153,6 +156,9 @@ class _NewSlides:
         new = [slide for slide in slides if slide in self._slides]
         if len(slides) > 1 and new:
             keep_view(viewer, new)
+            active = self._active and self._active()
+            if active in viewer.layers:  # its tool is kept, but napari has activated a new layer
+                viewer.layers.selection.active = active
             show_only(viewer, new[0])
             self._view = camera_view(viewer)
             if is_known():
