@@ -126,6 +126,8 @@ def test_says_what_is_no_position(viewer, dock, layer, text, said):
 
 @pytest.mark.window
 def test_says_what_is_under_the_mouse(viewer, dock, layer, qtbot):
+    QTest.qWait(300)
+    assert dock.position.value == ""  # the mouse has not moved
     canvas = viewer.window._qt_viewer.canvas.native
     QTest.mouseMove(canvas, QPoint(canvas.width() // 2, canvas.height() // 2))
     a_pixel = 1 / (viewer.scene.camera.zoom * layer.scale[-1])  # of the screen

@@ -81,9 +81,10 @@ class Navigator(SlideDock):
         self.map.native.moved.connect(self._center_on)
         self.goal.native.returnPressed.connect(self._go)
         camera, canvas = self.viewer.scene.camera.events, self.viewer.canvas.events
-        others = self.viewer.events.theme, self.viewer.cursor.events.position
-        for signal in (camera.center, camera.zoom, canvas.size, *others):
+        self._has_mouse = False  # napari's cursor has a position before the mouse moves
+        for signal in (camera.center, camera.zoom, canvas.size, self.viewer.events.theme):
             self.listen(signal, self._refresh_soon)
+        self.listen(self.viewer.cursor.events.position, self._on_mouse_moved)
         self.follow()
 
     def show_slide(self, slide: Slide | None) -> None:
@@ -125,7 +126,11 @@ class Navigator(SlideDock):
             found = describe_view(self.viewer, layer, slide)
             self.map.native.show_view(found.frame)
             self.magnification.value = found.magnification
-            self.position.value = found.position
+            self.position.value = found.position if self._has_mouse else ""
+
+    def _on_mouse_moved(self, event: Event) -> None:
+        self._has_mouse = True
+        self._refresh_soon()
 
     def _center_on(self, x: float, y: float) -> None:
         layer = self.layer_of_slide()
