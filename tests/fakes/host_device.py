@@ -495,6 +495,26 @@ class WrappedDecoder:
         self.decoder.close()
 
 
+class PartlyAble(NvImageCodecDecoder):
+    """A decoder that leaves tiles at the end of each batch to the CPU."""
+
+    local = threading.local()
+
+    def preparer(self, level):
+        found, share = super().preparer(level), self.local.share
+        return found if isinstance(found, str) or share == 1 else FirstTiles(found, share)
+
+
+class FirstTiles:
+    """A preparer of only a share of the tiles."""
+
+    def __init__(self, preparer, share):
+        self.preparer, self.share = preparer, share
+
+    def prepare(self, batch, count, work):
+        return self.preparer.prepare(batch, round(self.share * count), work)
+
+
 class OnDevice:
     """A slide's decoder on a `HostDevice`, and places for its tiles."""
 
@@ -504,7 +524,7 @@ class OnDevice:
         self.stream = self.device.new_stream()
         self.verifier = Verifier(path)
         self.cpu = CpuDecoder(2)
-        self.decoder = NvImageCodecDecoder(self.worker, self.cpu, self.verifier)
+        self.decoder = PartlyAble(self.worker, self.cpu, self.verifier)
 
     def close(self):
         self.worker.close()
@@ -514,7 +534,9 @@ class OnDevice:
         """Have the device's decoders call `decode(decoder, streams, images)`."""
         self.device.wrap_decoder = lambda decoder: WrappedDecoder(decoder, decode)
 
-    def schedule(self, batch, then=None, **options):
+    def schedule(self, batch, then=None, *, share=1, **options):
+        """Decode a batch, of which the device can decode only the first share of the tiles."""
+        self.decoder.local.share = share
         return Scheduled(self, batch, then, options)
 
 

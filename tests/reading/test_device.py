@@ -277,16 +277,6 @@ class TestPixels:
         slide, (level, *_) = jpeg
         np.testing.assert_array_equal(slide.levels[0][::-3, 5::7], level[::-3, 5::7])
 
-    @pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0])
-    def test_work_shared_with_the_cpu(self, jpeg, share):
-        slide, (level, *_) = jpeg
-        whole(slide)
-        slide.clear_cache()
-        found = backend_of(slide).read(0, *planned(slide), to_host=True, share=share)
-        np.testing.assert_array_equal(found.reshape(level.shape), level)
-        by_device = round(share * TILES)
-        assert decoded(slide) == {"cpu": TILES - by_device, "nvimagecodec": TILES + by_device}
-
     @pytest.mark.parametrize("tiles", [1, 3, 7])
     def test_batches_of_any_size(self, jpeg, monkeypatch, tiles):
         monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=tiles))

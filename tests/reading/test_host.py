@@ -286,7 +286,6 @@ class TestManyRegions:
         pixels[32:64, 96:144] = 0
         self.images = {0: slide.layout.levels[0]}
         self.log, self.cache = TileLog(slide.path, {}), TileCache()
-        self.times = []
         decoder = CpuDecoder(2)
         yield (
             HostBackend(
@@ -301,7 +300,6 @@ class TestManyRegions:
                     self.log,
                 ),
                 self.cache,
-                lambda *given: self.times.append(given),
             ),
             pixels,
         )
@@ -334,7 +332,6 @@ class TestManyRegions:
                 np.testing.assert_array_equal(region, expected)
         stats = self.log.stats()
         assert stats["decoded"]["cpu"] == stats["cache_hits"] == len(plans[0].tiles)
-        assert [tiles for _, tiles, _ in self.times] == [len(plans[0].tiles)]
 
     def test_whole_tiles(self, executor):
         executor, pixels = executor
@@ -366,7 +363,7 @@ class TestManyRegions:
         parts = SlideParts(
             1, layout, images, frozenset(), slide.pyramid, slide._source, decoder, log
         )
-        executor = HostBackend(parts, TileCache(), lambda *_: None)
+        executor = HostBackend(parts, TileCache())
         found = [np.empty((160, 240, 3), np.uint8)]
         with nullcontext() if ends is None else pytest.raises(KeyError):
             executor.read(

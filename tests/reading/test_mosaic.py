@@ -89,7 +89,7 @@ class Pictures:
         layout = SimpleNamespace(background=BACKGROUND)
         source = MemorySource(data)
         parts = SlideParts(1, layout, images, frozenset(), [], source, self.decoder, self.log)
-        self.executor = HostBackend(parts, TileCache(), lambda *_: None)
+        self.executor = HostBackend(parts, TileCache())
 
     def read(self, regions, **options):
         samples = () if "channel" in options else (3,)

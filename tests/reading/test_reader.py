@@ -17,7 +17,6 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
 )
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.throughput import MODES, TRIALS, tile_kind
 from napari_wsigpu.slide import runtime
 from tests.conftest import pinned_places
 from tests.writers import slides, tiffbytes
@@ -83,23 +82,6 @@ def ready(host_runtime):
     return start
 
 
-class FakeThroughput:
-    """Says what it is told to, and remembers what was measured."""
-
-    def __init__(self, way, share=0.5):
-        self.way, self.part, self.notes = way, share, []
-
-    def choose(self, key, tiles):
-        return self.way
-
-    def share(self, key):
-        return self.part
-
-    def record(self, key, way, tiles, seconds):
-        assert seconds > 0
-        self.notes.append((way, tiles))
-
-
 class TestAuto:
     def test_the_cpu_decodes_until_the_device_is_ready(
         self, files, host_gpu, host_runtime, monkeypatch
@@ -163,57 +145,23 @@ class TestAuto:
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (2 * TILES, 0)
 
-    def test_each_way_is_tried_and_then_the_fastest_used(self, files, ready, host_runtime):
+    def test_pixels_by_the_device_once_it_is_ready(self, files, ready, host_runtime):
         path, pixels = files["jpeg"]
         ready()
-        with open_slide(path) as slide:
-            throughput, key = host_runtime.throughput, tile_kind(slide.layout.levels[0])
-            for _ in range(TRIALS):
-                np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert decoded(slide) == (0, TRIALS * TILES)
-            for _ in range(TRIALS):
-                np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert decoded(slide) == (TRIALS * TILES, TRIALS * TILES)
-            assert not throughput.is_measured(key)
-            for _ in range(TRIALS):
-                np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert sum(decoded(slide)) == 3 * TRIALS * TILES
-            assert throughput.is_measured(key)
-            for fastest in ("cpu", "gpu"):
-                for way in MODES:
-                    for _ in range(9):
-                        throughput.record(key, way, TILES, 1e-9 if way == fastest else 1e3)
-                before = decoded(slide)
-                np.testing.assert_array_equal(read_cold(slide), pixels)
-                gained = np.subtract(decoded(slide), before).tolist()
-                assert gained == ([TILES, 0] if fastest == "cpu" else [0, TILES])
-
-    @pytest.mark.parametrize(
-        ("way", "by_cpu", "noted"),
-        [("gpu", 0, "gpu"), ("cpu", TILES, "cpu"), ("both", 47, "both")],
-    )
-    def test_what_is_measured(self, files, ready, host_runtime, way, by_cpu, noted):
-        path, pixels = files["jpeg"]
-        ready()
-        throughput = host_runtime.throughput = FakeThroughput(way, share=0.6)
         with open_slide(path) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert decoded(slide) == (by_cpu, TILES - by_cpu)
-        assert throughput.notes == [(noted, TILES)]
+            assert decoded(slide) == (0, TILES)
+            slide.clear_cache()
+            [found] = slide.read_regions([(0, 0)], slide.dimensions, device="cuda")
+            np.testing.assert_array_equal(found, pixels)
+            assert decoded(slide) == (0, 2 * TILES)
 
-    def test_pixels_for_the_device_by_the_way_that_is_fastest(self, files, ready, host_runtime):
+    def test_pixels_for_the_device_by_the_cpu_if_it_is_chosen(self, files, host_gpu):
         path, pixels = files["jpeg"]
-        ready()
-        throughput = host_runtime.throughput = FakeThroughput("", share=0.6)
-        with open_slide(path) as slide:
-            before = (0, 0)
-            for way, by_cpu in (("gpu", 0), ("cpu", TILES), ("both", 47)):
-                throughput.way = way
-                slide.clear_cache()
-                [found] = slide.read_regions([(0, 0)], slide.dimensions, device="cuda")
-                np.testing.assert_array_equal(found, pixels)
-                assert np.subtract(decoded(slide), before).tolist() == [by_cpu, TILES - by_cpu]
-                before = decoded(slide)
+        with open_slide(path, device="cpu") as slide:
+            [found] = slide.read_regions([(0, 0)], slide.dimensions, device="cuda")
+            np.testing.assert_array_equal(found, pixels)
+            assert decoded(slide) == (TILES, 0)
 
     def test_what_the_device_cannot_decode_does_not_start_it(self, files, host_runtime):
         path, pixels = files["raw"]
@@ -238,7 +186,6 @@ class TestFailures:
     def failing(self, files, ready, host_gpu, host_runtime, monkeypatch):
         """A slide by "auto" whose device fails at the first batch."""
         ready()
-        host_runtime.throughput = FakeThroughput("gpu")
         calls = []
 
         def fail(*args, **options):
@@ -289,7 +236,6 @@ class TestFailures:
         self, files, ready, host_gpu, host_runtime, monkeypatch, caplog
     ):
         ready()
-        host_runtime.throughput = FakeThroughput("gpu")
         path, pixels = files["jpeg"]
 
         def fail(*args, **options):
@@ -323,7 +269,6 @@ class TestVerification:
         self, files, ready, wrong, host_gpu, host_runtime, caplog, device
     ):
         ready("jpeg2000")
-        host_runtime.throughput = FakeThroughput("gpu")
         path, pixels = files["33003"]
         with open_slide(path, device=device) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)

@@ -109,12 +109,12 @@ def batches_ahead(device: str, target: Target, image: LevelLayout) -> int:
 def batches_per_read(
     device: str, target: Target, tiles_per_region: float, count: int, batch_bytes: int
 ) -> int:
-    """Return how many batches to read to a device in one call.
+    """Return how many batches a device decodes in one call.
 
     Parameters
     ----------
     device : str
-        The target device; reads to ``"cpu"`` are never grouped.
+        The device that decodes; on the CPU, batches are never grouped.
     target : Target
         The level that the regions are read from, and the scale.
     tiles_per_region : float

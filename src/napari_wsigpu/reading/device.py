@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,24 +53,18 @@ class DeviceCanvas:
         Index of each region's first pixel.
     options : ReadOptions
         How to read.
-    share : float
-        Share of the tiles that the device decodes; the CPU decodes the others.
     colors : device array or None
         Color table in device memory.
     pinned : list of Reserved
         Slots of cached tiles that the stream may still read; unpinned after synchronization.
-    decoded : list of (LevelLayout, int, float)
-        Image, number of decoded tiles and start time of each finished plan.
     """
 
     pixels: DeviceArray
     stream: Stream
     offsets: Integers
     options: ReadOptions
-    share: float
     colors: DeviceArray
     pinned: list[Reserved] = field(default_factory=list)
-    decoded: list[tuple[LevelLayout, int, float]] = field(default_factory=list)
 
 
 class DeviceBackend:
@@ -85,9 +78,6 @@ class DeviceBackend:
         Decodes batches of tiles.
     tiles : DeviceTiles
         Cache of decoded tiles on the device.
-    timed : callable
-        Called after reads to the host with an image, the number of decoded tiles, the duration in
-        seconds, and the device's share of the tiles.
 
     Attributes
     ----------
@@ -102,14 +92,12 @@ class DeviceBackend:
         parts: SlideParts,
         decoder: NvImageCodecDecoder,
         tiles: DeviceTiles,
-        timed: Callable[[LevelLayout, int, float, float], None],
     ) -> None:
         self.parts = parts
         self.decoder = decoder
         self.tiles = tiles
         self.device = decoder.worker.device
         self._worker = decoder.worker
-        self._timed = timed
         self._distrusted = False
         self._released = False
 
@@ -121,7 +109,6 @@ class DeviceBackend:
         options: ReadOptions,
         *,
         to_host: bool,
-        share: float = 1.0,
         out: DeviceArray = None,
         stream: AnyStream = None,
     ) -> AnyArray | None:
@@ -139,8 +126,6 @@ class DeviceBackend:
             How to read; tiles are cached as stored, whatever the color table.
         to_host : bool
             Return an ndarray instead of a device array.
-        share : float
-            Share of the tiles that the device decodes; the CPU decodes the others.
         out : device array, optional
             Receives the pixels; must have the right number of bytes.
         stream : int or object with ``ptr``, optional
@@ -175,7 +160,7 @@ class DeviceBackend:
             with self.device.active(), self._stream(stream) as used:
                 pixels = self._empty(shape, image.dtype) if out is None else out.reshape(shape)
                 colors = None if options.table is None else self.device.colors(options.table)
-                canvas = DeviceCanvas(pixels, used, offsets, options, share, colors)
+                canvas = DeviceCanvas(pixels, used, offsets, options, colors)
                 self.device.follow(used)
                 try:
                     if not plans or _shows_background(plans, options):
@@ -189,8 +174,6 @@ class DeviceBackend:
                     used.synchronize()
                     for reserved in canvas.pinned:
                         self.tiles.unpin(reserved)
-                for level, tiles, started in canvas.decoded if to_host else ():
-                    self._timed(level, tiles, time.perf_counter() - started, share)
         except MemoryError:
             return None
         except SlideError:
@@ -315,10 +298,10 @@ class DeviceBackend:
 
         try:
             canvas = batch.canvas
-            encoded = self.encoded(image, batch.places, canvas.share)
+            encoded = self.encoded(image, batch.places)
             buffer = encoded.view
             pending = self.decoder.schedule(
-                encoded, reserved.slots, deliver, canvas.stream, share=canvas.share, at_once=more
+                encoded, reserved.slots, deliver, canvas.stream, at_once=more
             )
         except BaseException:
             # Slots that stayed pinned could never be evicted.
@@ -336,12 +319,8 @@ class DeviceBackend:
         """Never called: `read` leaves plans with computed tiles to the host."""
         raise NotImplementedError
 
-    def timed(self, canvas: DeviceCanvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
-        canvas.decoded.append((image, tiles, started))
-
-    def encoded(self, image: LevelLayout, tiles: Integers, share: float = 1) -> EncodedBatch:
-        """Read encoded tiles, joined into JPEG stacks if the device decodes all of them.
+    def encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
+        """Read encoded tiles, joined into JPEG stacks if the device decodes these.
 
         Parameters
         ----------
@@ -349,14 +328,10 @@ class DeviceBackend:
             The image.
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each tile.
-        share : float
-            Share of the tiles that the device decodes.
         """
         offsets, lengths = image.grid.ranges(*tiles.T)
         source, background = self.parts.source, self.parts.layout.background
-        stacked = (
-            self.decoder.read_stacked(source, image, tiles, background) if share == 1 else None
-        )
+        stacked = self.decoder.read_stacked(source, image, tiles, background)
         if stacked is not None:
             self.parts.log.count(bytes_read=int(lengths.sum()))
             return stacked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
@@ -132,9 +131,6 @@ class Backend(Protocol[Canvas]):
     ) -> dict[TileKey, str]:
         """Compute missing tiles by averaging the finer level."""
 
-    def timed(self, canvas: Canvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
-
 
 def execute(
     backend: Backend[Canvas],
@@ -202,7 +198,7 @@ def _decode(
     """
     if not len(tiles):
         return {}
-    started, rest = time.perf_counter(), tiles
+    rest = tiles
     image, limits = backend.parts.images[plan.image], backend.limits(plan.image)
     # At least one tile, even if it exceeds the limit of pixel bytes.
     most = max(1, min(limits.tiles, limits.pixel_bytes // image.tile_bytes))
@@ -236,7 +232,6 @@ def _decode(
         # After an error, the caller frees its buffers, so no thread may still write to them.
         for decoding in in_flight:
             decoding.cancel()
-    backend.timed(canvas, image, len(tiles), started)
     return failures
 
 

@@ -50,7 +50,7 @@ class Halving:
         return 1 << self._halvings
 
     def read(
-        self, regions: Regions, options: ReadOptions, share: float, *, to_host: bool = True
+        self, regions: Regions, options: ReadOptions, *, to_host: bool = True
     ) -> AnyArray | None:
         """Read regions of the averaged level.
 
@@ -60,8 +60,6 @@ class Halving:
             Regions inside the level.
         options : ReadOptions
             How to read.
-        share : float
-            Share of the tiles that the device decodes.
         to_host : bool
             Return an ndarray in the colors of the options, not a device array in stored colors.
 
@@ -87,7 +85,7 @@ class Halving:
                 finer = self._finer([rect for _, rect in group])
                 plans = plan_regions(self._number, self._backend.parts.images, finer)
                 found = self._backend.read(
-                    self._number, plans, finer.offsets, stored, to_host=False, share=share
+                    self._number, plans, finer.offsets, stored, to_host=False
                 )
                 if found is None:
                     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from napari_wsigpu.storage.file_source import FileSource
 from napari_wsigpu.storage.source import FillingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.decoder import PendingBatch
@@ -66,16 +65,10 @@ class HostBackend:
         The slide.
     cache : TileCache
         Cache of decoded tiles.
-    timed : callable
-        Called with an image, the number of its tiles that were decoded, and the duration in
-        seconds.
     """
 
-    def __init__(
-        self, parts: SlideParts, cache: TileCache, timed: Callable[[LevelLayout, int, float], None]
-    ) -> None:
+    def __init__(self, parts: SlideParts, cache: TileCache) -> None:
         self.parts = parts
-        self._timed = timed
         self._source = parts.source
         self._cache = cache
         self._log = parts.log
@@ -278,10 +271,6 @@ class HostBackend:
                 canvas.paste(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures
-
-    def timed(self, canvas: HostCanvas, image: LevelLayout, tiles: int, started: float) -> None:
-        """Record the number of tiles decoded since `started`, a `time.perf_counter` value."""
-        self._timed(image, tiles, time.perf_counter() - started)
 
     def _read(
         self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions

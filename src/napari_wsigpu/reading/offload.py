@@ -12,7 +12,6 @@ from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.halving import Halving
-from napari_wsigpu.reading.throughput import MIN_TILES, tile_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.on_device import ReadTiles, TilesOnDevice
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import ReadOptions, ReadPlan, Regions
-    from napari_wsigpu.reading.throughput import Throughput
 
 # In bytes. Displays draw on a device only if its cache can hold a view and its surroundings.
 LEAST_BUDGET = 256 << 20
@@ -48,17 +46,15 @@ logger = logging.getLogger(__name__)
 
 
 class Offload:
-    """Reads one slide with a GPU if one is chosen, or if it is measured to be faster than the CPU.
+    """Reads one slide with a GPU if one is chosen, or is ready and can decode the slide's tiles.
 
     Parameters
     ----------
-    parts, devices, throughput, device
+    parts, devices, device
         As in `RegionReader`.
     """
 
-    def __init__(
-        self, parts: SlideParts, devices: Devices, throughput: Throughput, device: str
-    ) -> None:
+    def __init__(self, parts: SlideParts, devices: Devices, device: str) -> None:
         self._parts = parts
         self._path = parts.layout.path
         self._images = parts.images
@@ -66,7 +62,6 @@ class Offload:
             level.number: parts.finer[level.number] for level in parts.pyramid if level.inserted
         }
         self._devices = devices
-        self._throughput = throughput
         self._choice = device, device_index(device)
         self._lock = threading.Lock()  # guards `_backends`, and the first report of `_gpu_failure`
         self._backends: dict[int, DeviceBackend] = {}
@@ -103,6 +98,11 @@ class Offload:
         return self._choice[1]
 
     @property
+    def uses_gpu(self) -> bool:
+        """Whether a GPU decodes level 0 now."""
+        return self.decoder[0] != CPU
+
+    @property
     def decoder(self) -> tuple[str, str]:
         """The decoder of level 0, and why it was chosen or how it decodes; starts no GPU."""
         image, (device, index) = self._images[0].stored[0], self._choice
@@ -121,14 +121,7 @@ class Offload:
         waiting = self._devices.background.waiting_reason(how.kind)
         if waiting is not None:
             return CPU, waiting
-        gpu, engine = self._on_gpu(0, how)
-        key = tile_kind(image)
-        if not self._throughput.is_measured(key):
-            return f"{gpu} and {CPU}", "measuring which of them is faster"
-        mode = self._throughput.choose(key, MIN_TILES)
-        if mode == "both":
-            return f"{gpu} and {CPU}", f"{engine}; together they are faster"
-        return (gpu, engine) if mode == "gpu" else (CPU, "measured faster than the GPU")
+        return self._on_gpu(0, how)
 
     def _on_gpu(self, index: int, how: Recipe) -> tuple[str, str]:
         """Return the name of a GPU and how it decodes, or the CPU and why the GPU does not."""
@@ -160,7 +153,7 @@ class Offload:
     def read(
         self, number: int, plans: Sequence[ReadPlan], regions: Regions, options: ReadOptions
     ) -> Array | None:
-        """Read regions to the host with a GPU if one is chosen, or is ready and likely faster.
+        """Read regions to the host with a GPU if one is chosen, or is ready and worth starting.
 
         Returns
         -------
@@ -189,21 +182,19 @@ class Offload:
         if isinstance(how, str) or self._verifier.reason is not None:
             return None
 
-        def read(worker: DecodeWorker, share: float) -> Array | None:
+        def read(worker: DecodeWorker) -> Array | None:
             backend = self.backend(worker)
             if halvings:
-                return Halving(backend, finer, halvings).read(regions, options, share)
-            return backend.read(number, plans, regions.offsets, options, to_host=True, share=share)
+                return Halving(backend, finer, halvings).read(regions, options)
+            return backend.read(number, plans, regions.offsets, options, to_host=True)
 
         if index is not None:
-            return read(self._devices.worker(index), 1.0)
+            return read(self._devices.worker(index))
         worker = self._devices.background.worker(how.kind)
-        tiles = sum(len(plan.tiles) for plan in plans)
-        mode = "cpu" if worker is None else self._throughput.choose(tile_kind(image), tiles)
-        if worker is None or mode == "cpu":
+        if worker is None:
             return None
         try:
-            return read(worker, self._share(image, mode))
+            return read(worker)
         except DeviceError as error:
             with self._lock:
                 first = self._gpu_failure is None
@@ -227,7 +218,7 @@ class Offload:
         """
         how, (_, index) = recipe_for(self._images[0].stored[0]), self._choice
         worker = None
-        if not isinstance(how, str) and self.decoder[0] != CPU:
+        if not isinstance(how, str) and self.uses_gpu:
             worker = self._devices.started(index or 0)
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
@@ -239,13 +230,9 @@ class Offload:
             self._on_device = found
         return found
 
-    def share_on(self, image: LevelLayout, tiles: int) -> float:
-        """Return the share of some of an image's tiles that a device decodes, not the CPU."""
-        device, index = self._choice
-        mode = "gpu" if index is not None else "cpu"
-        if device == "auto" and not isinstance(recipe_for(image), str):
-            mode = self._throughput.choose(tile_kind(image), tiles)
-        return self._share(image, mode)
+    def decodes(self, image: LevelLayout) -> bool:
+        """Return whether a device decodes an image's tiles that are read to it."""
+        return self._choice[0] != "cpu" and not isinstance(recipe_for(image), str)
 
     def _average(
         self,
@@ -253,7 +240,6 @@ class Offload:
         number: int,
         regions: Regions,
         options: ReadOptions,
-        share: float,
     ) -> AnyArray | None:
         """Average regions of a level on a device and leave them there.
 
@@ -266,7 +252,7 @@ class Offload:
         if not halvings or self._images[finer].computed:
             return None
         halving = Halving(backend, finer, halvings)
-        return halving.read(regions, options, share, to_host=False)
+        return halving.read(regions, options, to_host=False)
 
     def _stored(self, number: int) -> tuple[int, int]:
         """Return the stored level that a level is averaged from, and the number of halvings."""
@@ -299,13 +285,6 @@ class Offload:
 
                 decoder = NvImageCodecDecoder(worker, self._parts.decoder, self._verifier)
                 tiles = self._devices.tiles(worker.device)
-                backend = DeviceBackend(self._parts, decoder, tiles, self._record)
+                backend = DeviceBackend(self._parts, decoder, tiles)
                 self._backends[id(worker)] = backend
             return backend
-
-    def _record(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
-        self._throughput.record(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
-
-    def _share(self, image: LevelLayout, mode: str) -> float:
-        """Return the share of the tiles that the device decodes."""
-        return self._throughput.share(tile_kind(image)) if mode == "both" else float(mode == "gpu")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Tile = tuple[int, int]
     ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, Array]]
     Put = Callable[[int, AnyArray, Stream], None]
-    Average = Callable[[int, Regions, ReadOptions, float], DeviceArray | None]
+    Average = Callable[[int, Regions, ReadOptions], DeviceArray | None]
 
 WHOLE = ReadOptions(tolerant=True)
 
@@ -86,7 +86,7 @@ class TilesOnDevice:
             self.backend.tiles.unpin(reserved)
         return here
 
-    def read(self, number: int, places: Sequence[Tile], share: float) -> set[Tile]:
+    def read(self, number: int, places: Sequence[Tile]) -> set[Tile]:
         """Decode tiles of one level to the device.
 
         Parameters
@@ -95,8 +95,6 @@ class TilesOnDevice:
             Number of the level.
         places : sequence of (int, int)
             Row and column of each tile.
-        share : float
-            Share of the tiles that the device decodes.
 
         Returns
         -------
@@ -114,11 +112,11 @@ class TilesOnDevice:
         # The device halves computed levels and decodes stored ones. The host reads and uploads
         # mosaics and tiles that the device can't decode.
         if image.computed:
-            self._halve(number, self._absent(number, places), share)
+            self._halve(number, self._absent(number, places))
         elif not image.parts:
             regions = Regions.of(image.tile_rect(*place) for place in places)
             plans = plan_regions(number, self._parts.images, regions)
-            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
+            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False)
         absent = self._absent(number, places)
         absent -= self._failed(number, absent)
         if absent:
@@ -225,7 +223,7 @@ class TilesOnDevice:
         keys = {place: TileKey(self._parts.number, number, *place) for place in places}
         return {place for place, key in keys.items() if log.has_failed(None if computed else key)}
 
-    def _halve(self, number: int, places: Collection[Tile], share: float) -> None:
+    def _halve(self, number: int, places: Collection[Tile]) -> None:
         """Average whole tiles on the device; the host averages those cropped at edges."""
         image = self._parts.images[number]
         height, width = size = image.grid.tile_height, image.grid.tile_width
@@ -233,7 +231,7 @@ class TilesOnDevice:
         if not whole:
             return
         regions = Regions.of(image.tile_rect(*place) for place in whole)
-        found = self._average(number, regions, WHOLE, share)
+        found = self._average(number, regions, WHOLE)
         if found is not None:
             tiles = found.reshape(len(whole), height, width, -1)
             self._keep(number, whole, tiles, self.device.copy)

@@ -1,4 +1,4 @@
-"""`RegionReader`: read pixels of one slide with the chosen device, or the fastest."""
+"""`RegionReader`: read pixels of one slide on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.codestream import recipe_for
 from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
@@ -16,7 +15,6 @@ from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.offload import Offload
 from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
-from napari_wsigpu.reading.throughput import tile_kind
 from napari_wsigpu.storage.buffers import RegionMemory, copy_into
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.device import AnyStream, DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Keep, ReadPlan
-    from napari_wsigpu.reading.throughput import Throughput
 
 DEFAULT_OPTIONS = ReadOptions()
 # Limits of the tiles that a check decodes at once.
@@ -51,8 +48,6 @@ class RegionReader:
         Cache of decoded tiles on the host.
     devices : Devices
         The GPUs and their caches of tiles.
-    throughput : Throughput
-        Measures which decoder is fastest.
     device : str
         The device that decodes: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     keeps_whole : bool
@@ -69,7 +64,6 @@ class RegionReader:
         parts: SlideParts,
         tiles: TileCache,
         devices: Devices,
-        throughput: Throughput,
         device: str,
         *,
         keeps_whole: bool = True,
@@ -81,14 +75,8 @@ class RegionReader:
         self._tiles = tiles
         self._keeps_whole = keeps_whole
         self._memory = RegionMemory()
-        self.offload = Offload(parts, devices, throughput, device)
-        self._host = HostBackend(
-            parts,
-            tiles,
-            lambda image, count, seconds: throughput.record(
-                tile_kind(image), "cpu", count, seconds
-            ),
-        )
+        self.offload = Offload(parts, devices, device)
+        self._host = HostBackend(parts, tiles)
 
     def read(
         self,
@@ -337,22 +325,11 @@ class RegionReader:
         samples = () if options.channel is not None else (image.channels,)
         shape = len(regions), *regions.shapes[0], *samples
         pixels: AnyArray | None = None
-        if not isinstance(recipe_for(image.stored[0]), str):
+        if self.offload.decodes(image.stored[0]):
             plans = plan_regions(number, self._images, regions)
-            tiles = sum(len(plan.tiles) for plan in plans)
-            share = self.offload.share_on(image.stored[0], tiles)
-            # What the CPU decodes alone is uploaded at once, not tile by tile.
-            if share:
-                pixels = backend.read(
-                    number,
-                    plans,
-                    regions.offsets,
-                    options,
-                    to_host=False,
-                    share=share,
-                    out=out,
-                    stream=stream,
-                )
+            pixels = backend.read(
+                number, plans, regions.offsets, options, to_host=False, out=out, stream=stream
+            )
         if pixels is None:
             target = None if out is None else out.reshape(shape)
             host = self._read_staged(number, regions, backend, shape, options)

@@ -13,7 +13,6 @@ from napari_wsigpu.display.fetcher import TileFetcher
 from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.open_slides import OpenSlides
-from napari_wsigpu.reading.throughput import Throughput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +37,6 @@ class Runtime:
         Decoded tiles in host memory; ``tiles.budget`` is their maximum size in bytes.
     devices : Devices
         The CUDA devices with their workers and caches.
-    throughput : Throughput
-        Decoding speeds measured so far.
     fetcher : TileFetcher
         Decodes the tiles that displays need, in the background.
     open_slides : OpenSlides
@@ -58,7 +55,6 @@ class Runtime:
     def _set_up(self, devices: Devices) -> None:
         self.tiles = TileCache()
         self.devices = devices
-        self.throughput = Throughput()
         self.fetcher = TileFetcher()
         self.open_slides = OpenSlides()
 

@@ -320,7 +320,6 @@ class Slide:
                 parts,
                 self.runtime.tiles,
                 self.runtime.devices,
-                self.runtime.throughput,
                 device,
                 keeps_whole=opening.keeps_whole,
             )
@@ -1157,11 +1156,9 @@ class Slide:
         if tiles is None:
             return None
         if self._device_source is None or self._device_source.tiles is not tiles:
-            share = self._reader.offload.share_on
 
             def read(number: int, positions: Sequence[Pair]) -> set[Pair]:
-                part = share(self._images[number].stored[0], len(positions))
-                return self._guarded(lambda: tiles.read(number, positions, part))
+                return self._guarded(lambda: tiles.read(number, positions))
 
             self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
         return self._device_source
@@ -1378,8 +1375,10 @@ class Slide:
         plane, reader, target = self._resolve(level, mpp, z, t)
         if device != "cpu":
             plane._reader.offload.worker(device)
+        # A GPU that decodes for the host also needs more tiles than a small batch has.
+        decoder = "cuda" if target.exact and plane._reader.offload.uses_gpu else device
         if num_workers is None:
-            num_workers = batches_ahead(device, target, plane._images[target.level])
+            num_workers = batches_ahead(decoder, target, plane._images[target.level])
         options = ReadOptions(keep="recurring", table=plane._profile.table(color))
 
         def read(batch: list[Pair], cancellation: Cancellation) -> AnyArray:
@@ -1403,7 +1402,7 @@ class Slide:
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             batch_bytes=batch_bytes,
-            grouping=Grouping(batches_per_read(device, target, tiles, count, batch_bytes), cut),
+            grouping=Grouping(batches_per_read(decoder, target, tiles, count, batch_bytes), cut),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,

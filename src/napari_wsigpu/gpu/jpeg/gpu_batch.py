@@ -69,13 +69,8 @@ class GpuBatch:
     _by_device: dict[int, Array] = field(default_factory=dict)
     _ready: Event | None = None
 
-    def prepare(self, share: float) -> None:
-        """Choose the tiles that the device decodes, and start decoding the others on the CPU.
-
-        Parameters
-        ----------
-        share : float
-            Fraction of the tiles that the device decodes, less if it cannot decode that many.
+    def prepare(self) -> None:
+        """Prepare the tiles that the device can decode, and start decoding the others on the CPU.
 
         Raises
         ------
@@ -84,7 +79,7 @@ class GpuBatch:
         """
         preparer = self._decoder.preparer(self._batch.level)
         if not isinstance(preparer, str):
-            worker, count = self._decoder.worker, round(share * len(self._batch))
+            worker, count = self._decoder.worker, len(self._batch)
             work = worker.acquire_workspace()
             try:
                 self._prepared = preparer.prepare(self._batch, count, work)

@@ -56,7 +56,6 @@ class NvImageCodecDecoder:
         deliver: Deliver,
         stream: Stream,
         *,
-        share: float = 1.0,
         at_once: bool = True,
     ) -> GpuBatch:
         """Start decoding a batch of tiles of one level.
@@ -72,14 +71,12 @@ class NvImageCodecDecoder:
             called again for tiles that the CPU had to decode afterwards.
         stream : Stream
             Stream for all work on the batch; `GpuBatch.wait` synchronizes it.
-        share : float
-            Fraction of the tiles that the device decodes; the CPU decodes the others.
         at_once : bool
             Start now, in the worker's thread. Otherwise the thread that waits for the batch decodes
             it, which saves a switch of threads if the caller waits immediately.
         """
         pending = GpuBatch(self, batch, slots, deliver, stream)
-        pending.prepare(share)
+        pending.prepare()
         if at_once:
             self.worker.submit(pending.run)
         return pending
