@@ -19,7 +19,7 @@ from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, ndpi, slides
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
-BY_BOTH = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
+BY_GPU = "NVIDIA GPU"
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
 REST = (
@@ -373,8 +373,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "",
         "Decoders",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU and its JPEG engine",
-        f"  JPEG 2000, HTJ2K (8, 16 bit): {BY_BOTH}",
-        f"  LZW, deflate, PackBits, zstd: {BY_BOTH}",
+        f"  JPEG 2000, HTJ2K (8, 16 bit): {BY_GPU}",
+        f"  LZW, deflate, PackBits, zstd: {BY_GPU}",
         REST,
     ]
 
@@ -398,8 +398,8 @@ def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say, monkeypa
     )
     assert f"kvikio         26.10.0 ({off})" in lines
     assert "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA GPU" in lines
-    by_both = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
-    assert f"  JPEG 2000, HTJ2K (8, 16 bit): {by_both} ({doctor.WITHOUT_NVJPEG2000})" in lines
+    by_gpu = "NVIDIA GPU"
+    assert f"  JPEG 2000, HTJ2K (8, 16 bit): {by_gpu} ({doctor.WITHOUT_NVJPEG2000})" in lines
 
 
 def test_a_machine_with_nothing_but_a_gpu(machine, say):
@@ -615,8 +615,8 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
     slides.write_pyramid(path, slides.picture(100, 150, dtype=options.pop("dtype")), **options)
     decoders = {
         "JPEG,": "NVIDIA GPU and its JPEG engine",
-        "JPEG ": BY_BOTH,
-        "defla": BY_BOTH,
+        "JPEG ": BY_GPU,
+        "defla": BY_GPU,
     }
     decoder = decoders.get(encoding[:5], "CPU (imagecodecs)")
     assert say(path)[-2:] == [str(path), f"  levels 0, 1, 2: {encoding}: {decoder}"]
@@ -667,7 +667,7 @@ def test_levels_that_differ(monkeypatch, say, tmp_path):
             )
     assert say(path)[-2:] == [
         "  levels 0, 2: JPEG, YCbCr, 3 x uint8: NVIDIA GPU and its JPEG engine",
-        f"  level 1: deflate, 3 x uint8: {BY_BOTH}",
+        f"  level 1: deflate, 3 x uint8: {BY_GPU}",
     ]
 
 

@@ -266,9 +266,8 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
         engine = " and its JPEG engine" if HARDWARE in works and may_use_engine() else ""
         jpeg = Route(jpeg.encoding, f"NVIDIA GPU{engine}")
-        faster = "NVIDIA GPU, CPU or both, whichever is measured to be fastest"
-        jpeg2000 = Route(jpeg2000.encoding, faster, exceptions)
-        compressed = Route(compressed.encoding, faster)
+        jpeg2000 = Route(jpeg2000.encoding, "NVIDIA GPU", exceptions)
+        compressed = Route(compressed.encoding, "NVIDIA GPU")
     listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *WAVELET, *COMPRESSED}
     names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
     rest = Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")

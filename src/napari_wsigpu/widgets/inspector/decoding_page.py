@@ -47,8 +47,8 @@ NO_FAILURE = "No tiles have failed so far."
 STARTING = "Starting the GPU"
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
 CHOICES = {
-    AUTO: ("Auto", "Decode on whichever device is measured to be faster"),
-    GPU: ("GPU", "Decode all supported tiles on the GPU"),
+    AUTO: ("Auto", "Decode on the GPU if it can, except for small regions"),
+    GPU: ("GPU", "Decode all supported tiles on the GPU, even of small regions"),
     CPU: ("CPU", "Decode on the CPU"),
 }
 
