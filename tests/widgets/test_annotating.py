@@ -42,6 +42,7 @@ from napari_wsigpu.viewer.annotations.annotator import EDGE, SETTLED_MS, outline
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.layers.slide_layers import slide_name, slide_of
 from napari_wsigpu.viewer.napari_internals import main_window
+from napari_wsigpu.viewer.view.arrangement import show_side_by_side
 from napari_wsigpu.viewer.view.navigation import screen_pixels, set_screen_pixels
 from napari_wsigpu.viewer.window.docks import open_dock
 from napari_wsigpu.viewer.window.settings import PLUGIN
@@ -1072,6 +1073,26 @@ def test_an_import_keeps_the_tool(viewer, dock, slides, answer, tmp_path, settle
     drag_and_wait(viewer, (0.7, 0.7), (0.8, 0.8))
     QTest.qWait(3 * PATIENCE_MS)
     assert len(dock.rows) == (3 if tool == "Line" else 2)
+
+
+def test_a_layer_that_the_user_has_hidden_stays_hidden(viewer, dock, slides):
+    first, second = slides
+    drawn = draw(viewer, dock)
+    drawn.visible = False
+    for _ in range(2):
+        show(viewer, first)
+        assert not drawn.visible
+        show(viewer, second)
+        assert not drawn.visible
+    show(viewer, first)
+    show_side_by_side(viewer)
+    assert (first.visible, second.visible, drawn.visible) == (True, True, False)
+    show(viewer, second)
+    drawn.visible = True
+    show(viewer, first)
+    assert not drawn.visible
+    show(viewer, second)
+    assert drawn.visible
 
 
 @pytest.mark.parametrize("tool", ["Rectangle", "Point"])

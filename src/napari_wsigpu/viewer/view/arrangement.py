@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.viewer.layers.placement import Attributes
 
 VIEW = "view"  # metadata key of a slide's layer: where the user left it for another slide
+HIDDEN = "hidden"  # metadata key of a hidden slide's layer: whether the user had hidden it before
 ASSOCIATED = "associated"  # metadata key of an associated image's layer: path of its slide
 
 
@@ -88,9 +89,7 @@ def is_shown(viewer: Viewer, slide: Slide) -> bool:
 
 def show_annotations(viewer: Viewer, path: str, *, visible: bool = True) -> None:
     """Show or hide the annotations, heat maps and associated images of the slide at `path`."""
-    for layer in viewer.layers:
-        if _owner(layer) == path:
-            layer.visible = visible
+    _show_layers([layer for layer in viewer.layers if _owner(layer) == path], visible=visible)
 
 
 def hide_like_slide(
@@ -114,6 +113,7 @@ def hide_like_slide(
         return
     for each in attributes:
         each["visible"] = False
+        each.setdefault("metadata", {})[HIDDEN] = False
     # napari will activate the new layers; tools and the next file are for the slide on screen.
     QTimer.singleShot(0, partial(activate_shown, viewer))
     show_info(f"'{name}' belongs to '{slide_name(slide)}'; show that slide to see it.")
@@ -156,12 +156,20 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
     drew = isinstance(before, Shapes | Points) and holds_annotations(before) and draws(before)
     tool = str(before.mode) if drew else ""  # napari resets it when a layer is hidden
     _leave_grid(viewer)
-    paths = {each.path for each in slides_of(viewer)}
+    slides = slides_of(viewer)
+    paths = {each.path for each in slides}
+    shown = {each for each in slides if is_shown(viewer, each)}
+    shown_paths = {each.path for each in shown}
     for layer in viewer.layers:
-        shown = slide_of(layer)
-        path = _owner(layer) if shown is None else shown.path
+        own = slide_of(layer)
+        path = _owner(layer) if own is None else own.path
         if path in paths:
-            layer.visible = path == slide.path if shown is None else shown is slide
+            was_shown = path in shown_paths if own is None else own in shown
+            is_to_show = path == slide.path if own is None else own is slide
+            if was_shown is not is_to_show:
+                _show_layers([layer], visible=is_to_show)
+            elif not is_to_show:
+                layer.visible = False
     layers = layers_of(viewer, slide)
     viewer.layers.selection.active = layers[-1]
     if tool and _owner(before) in paths:
@@ -332,10 +340,18 @@ def _is_visible(layer: Layer) -> bool:
 
 
 def _reveal(viewer: Viewer) -> None:
-    """Show all slides, with their annotations; hidden channels of a visible slide stay hidden."""
+    """Show all slides with their annotations, except for layers that the user has hidden."""
     for slide in slides_of(viewer):
-        layers = layers_of(viewer, slide)
-        is_shown = any(layer.visible for layer in layers)
-        for layer in viewer.layers:
-            if (layer in layers and not is_shown) or layer.metadata.get(SLIDE) == slide.path:
-                layer.visible = True
+        if not is_shown(viewer, slide):
+            _show_layers(layers_of(viewer, slide), visible=True)
+            show_annotations(viewer, slide.path)
+
+
+def _show_layers(layers: Iterable[Layer], *, visible: bool) -> None:
+    """Show or hide layers with their slide; those that the user has hidden stay hidden."""
+    for layer in layers:
+        if visible:
+            layer.visible = not layer.metadata.pop(HIDDEN, False)
+        else:
+            layer.metadata.setdefault(HIDDEN, not layer.visible)
+            layer.visible = False
