@@ -105,3 +105,8 @@ class TestPictureMemory:
         memory.clear()
         del picture
         assert not memory._free
+
+
+def test_memory_that_there_is_not():
+    with pytest.raises(MemoryError):
+        module.allocate(1 << 60)

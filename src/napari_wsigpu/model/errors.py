@@ -270,4 +270,9 @@ def file_error(path: str, error: OSError) -> SlideError:
         return SlideReadError(
             f"'{path}' can't be read, because its symbolic links form a loop; correct the links."
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return SlideReadError(
+            f"'{path}' can't be read, because too many files are open; close slides that you no "
+            "longer need, or raise the limit (ulimit -n)."
+        )
     return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")

@@ -38,7 +38,10 @@ def allocate(size: int) -> Block:
     if size < SMALLEST_MAPPED:
         return np.empty(size, np.uint8)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
-    block = mmap.mmap(-1, size, **private)
+    try:
+        block = mmap.mmap(-1, size, **private)
+    except OSError as error:  # unlike `np.empty`
+        raise MemoryError(str(error)) from None
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # As in NumPy: page faults of small pages take longer than filling the memory.
         with suppress(OSError):  # the system has no huge pages
