@@ -27,6 +27,13 @@ def test_grids_are_those_of_tiles(two_slides, options):
         assert sorted(map(tuple, found.tolist())) == sorted(tiles)
 
 
+def test_one_slide_needs_no_list(two_slides):
+    for path in (two_slides[0], str(two_slides[0])):
+        np.testing.assert_array_equal(
+            Patches.grid(path, 32).locations, Patches.grid([path], 32).locations
+        )
+
+
 def test_areas_are_found_by_any_path_of_their_slide(two_slides):
     nothing = np.zeros((3, 3), np.bool_)
     assert len(Patches.grid(two_slides[:1], 50, inside={Path(two_slides[0]): nothing})) == 0

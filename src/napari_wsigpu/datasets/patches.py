@@ -114,7 +114,7 @@ class Patches:
     @classmethod
     def grid(
         cls,
-        paths: Iterable[Path],
+        paths: Path | Iterable[Path],
         size: int | Pair,
         *,
         level: int = 0,
@@ -129,7 +129,7 @@ class Patches:
 
         Parameters
         ----------
-        paths : iterable of path
+        paths : path, or iterable of path
             Paths of the slides.
         size, level, mpp, overlap
             As in `Slide.tiles`.
@@ -150,7 +150,8 @@ class Patches:
         SlideError
             If a slide or GeoJSON file cannot be read.
         """
-        names, found, planes = list(paths), [], []
+        names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        found, planes = [], []
         areas = {} if inside is None or callable(inside) else _by_name(inside, names)
         for path in names:
             with open_slide(path) as slide:
