@@ -75,6 +75,16 @@ def test_figures_in_sentences_stand_in_a_table_too(name):
     assert {text for text in quoted - CONDITIONS if text.split()[0] not in shown} == set()
 
 
+def test_figures_on_the_front_page_are_those_of_the_tables():
+    text = (ROOT / "README.md").read_text("utf-8")
+    section = text[text.index("## How fast it is") :].partition("\n## ")[0]
+    shown = "".join(figures.render(table) for table in figures.TABLES.values())
+    cells = set(re.findall(r"[\d.,]*\d", shown))
+    found = set(re.findall(r"\d+,\d{3}|\d+\.\d(?= ms)", section))
+    assert len(found) >= 4
+    assert found <= cells
+
+
 def test_the_page_of_figures_is_short():
     assert len(PERFORMANCE.read_text("utf-8").split()) <= 900
 
