@@ -153,7 +153,7 @@ class Offload:
     def read(
         self, number: int, plans: Sequence[ReadPlan], regions: Regions, options: ReadOptions
     ) -> Array | None:
-        """Read regions to the host with a GPU if one is chosen, or is ready and worth starting.
+        """Read regions to the host with a GPU if one is chosen, or is ready.
 
         Returns
         -------
