@@ -163,7 +163,7 @@ class Table(Hosted[QTableView]):
         # repaint.
         table.horizontalHeader().setSelectionModel(QItemSelectionModel(self.model, table))
         table.verticalHeader().hide()
-        table.verticalHeader().setDefaultSectionSize(table.fontMetrics().lineSpacing() + 6)
+        table.verticalHeader().setDefaultSectionSize(table.fontMetrics().lineSpacing() + 4)
         table.selectionModel().selectionChanged.connect(self._report_selection)
         table.clicked.connect(lambda index: clicked(self.model.order[index.row()]))
 
