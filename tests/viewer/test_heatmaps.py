@@ -137,5 +137,6 @@ def test_dropped_heatmaps_show_their_slide(viewer, path):
     changed = np.any(shown[0] != shown[1], axis=-1)
     # Six patches of 256 pixels on a slide of which the canvas shows all.
     assert 0 < changed.mean() < 0.5
+    heatmap.visible = True
     show_only(viewer, slide_of(layer))
     assert heatmap.visible
