@@ -129,7 +129,9 @@ def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_ope
 def test_every_frame_side_by_side_shows_all_that_was_fitted(
     viewer, dock, slide_is_open, dark, monkeypatch
 ):
+    viewer.window.resize(1500, 900)
     slide_is_open(sample_path(), dark)
+    QTest.qWait(800)  # until the window and its docks keep their sizes
     canvas, zooms = qt_viewer(viewer).canvas, []
     scene, draw = canvas._scene_canvas, canvas._scene_canvas._draw_scene
 
@@ -140,8 +142,9 @@ def test_every_frame_side_by_side_shows_all_that_was_fitted(
     monkeypatch.setattr(scene, "_draw_scene", noted)
     click(dock.side_by_side)
     QTest.qWait(500)
-    assert zooms
-    for fitted, *cells in zooms:
+    in_cells = [frame for frame in zooms if len(frame) > 1]
+    assert in_cells
+    for fitted, *cells in in_cells:
         np.testing.assert_allclose(cells, [fitted] * 2)
 
 
