@@ -99,8 +99,8 @@ class Offload:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether a GPU decodes level 0 now."""
-        return self.decoder[0] != CPU
+        """Whether a GPU decodes level 0 now; a library that decodes whole slides is none."""
+        return not isinstance(recipe_for(self._images[0].stored[0]), str) and self.decoder[0] != CPU
 
     @property
     def decoder(self) -> tuple[str, str]:
@@ -216,10 +216,7 @@ class Offload:
         TilesOnDevice or None
             None if the CPU decodes, or the device's cache is too small for a view.
         """
-        how, (_, index) = recipe_for(self._images[0].stored[0]), self._choice
-        worker = None
-        if not isinstance(how, str) and self.uses_gpu:
-            worker = self._devices.started(index or 0)
+        worker = self._devices.started(self.index or 0) if self.uses_gpu else None
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
         backend, found = self.backend(worker), self._on_device
