@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from dataclasses import replace
 from itertools import chain, pairwise
 from types import MappingProxyType
@@ -889,7 +890,8 @@ def _segments(values: Sequence[int], planes: int, rows: int, columns: int, path:
             f"'{path}' claims {expected} tiles but lists {len(values)}; "
             "get a fresh copy of the file."
         )
-    segments = np.fromiter(values, np.uint64, expected)
+    # `array` converts a tuple in less than half the time that NumPy takes.
+    segments = np.frombuffer(array("Q", values[:expected]), np.uint64)
     if segments.max() >> np.uint64(62):  # so that the sum of an offset and a length fits int64
         raise CorruptSlideError(
             f"A tile offset of '{path}' lies beyond the end of any file; get a fresh copy of it."
