@@ -56,6 +56,35 @@ def test_changed_composite_is_drawn_without_decoding(viewer, layer, zoom):
     assert assert_shown(layer, slide).visible == (0, 2, 4)
 
 
+def test_thumbnail_follows_a_changed_composite(viewer, layer, qtbot):
+    viewer.scene.camera.zoom *= 4
+    assert_shown(layer, slide_of(layer))
+    assert layer.data_level < len(layer.data) - 1
+    assert layer.thumbnail[..., :3].any()
+    show_composite(layer, shown_composite(layer).showing([]))
+    qtbot.wait_until(lambda: not layer.thumbnail[..., :3].any())
+
+
+def test_overview_shows_a_composite_that_was_changed_before(viewer, layer):
+    viewer.scene.camera.zoom *= 4
+    assert_shown(layer, slide_of(layer))
+    show_composite(layer, shown_composite(layer).showing([4]))
+    viewer.scene.camera.zoom /= 16
+    assert_shown(layer, slide_of(layer))
+    assert layer.data_level == len(layer.data) - 1
+
+
+def test_missing_tiles_show_the_overview_in_the_changed_colors(viewer, layer, monkeypatch):
+    viewer.scene.camera.zoom *= 4
+    assert_shown(layer, slide_of(layer))
+    slide_of(layer).clear_cache()
+    monkeypatch.setattr(runtime.default().fetcher, "request", lambda *_, **__: None)
+    settings = shown_composite(layer).showing([4])
+    red = replace(settings.channels[4], color="#ff0000", window=(0, 1))
+    show_composite(layer, settings.styled(4, red))
+    assert (np.unique(np.asarray(layer._slice.image.raw).reshape(-1, 3), axis=0) == (255, 0, 0)).all()
+
+
 def test_prefetching_keeps_the_channels_of_the_view(viewer, write_channels, monkeypatch, qtbot):
     fetcher = runtime.default().fetcher
     monkeypatch.setattr(runtime.default().tiles, "budget", 16_000_000)

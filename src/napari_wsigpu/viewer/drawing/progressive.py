@@ -201,8 +201,9 @@ class ProgressiveDisplay:
         # Stacks only. `_is_behind`: the plane is still being opened; `_is_blank`: that failed.
         self._planes: ShownPlanes | None = None
         self._is_behind = self._is_blank = self._is_at_rest = False
-        # Whether the overview shows damaged tiles hatched, unlike napari's copy of it.
-        self._is_hatched = False
+        # Whether the overview shows damaged tiles hatched, unlike napari's copy of it; and whether
+        # it still shows a composite's earlier settings.
+        self._is_hatched = self._is_outdated = False
         self._volume: VolumeLoader | None = None
         self._position: Position = ()
         self._view: View | None = None
@@ -479,20 +480,24 @@ class ProgressiveDisplay:
         appearance = _appearance(layer)
         before = self._picture
         same = before is not None and _same(levels, self._levels)
+        is_finer = layer.data_level < len(levels) - 1
         if same and appearance == self._appearance and source is self.source:
+            if self._is_outdated and not is_finer:
+                self._renew_overview()
             return
-        if before is not None and same and appearance[0] == self._appearance[0]:
-            # Keep the overview when the cache is cleared: reading it again would block.
-            overview = before.tiles.overview
+        recolored = appearance[0] != self._appearance[0]
+        composes = isinstance(source, CompositeSource) and plane is None
+        if before is not None and same and (not recolored or (composes and is_finer)):
+            # Reading the overview again would block when the cache is cleared, and composing it
+            # would double the time until a change of contrast shows.
+            overview, self._is_outdated = before.tiles.overview, self._is_outdated or recolored
         else:
             if plane is not None:
                 read = plane.overview
             else:
-                is_old = before is not None or appearance[0] != self._appearance[0]
+                is_old = before is not None or recolored
                 read = internals.coarsest_pixels(layer, levels, renew=is_old)
-            background = source.background(slide.display_color)
-            overview = source.hatch(levels[-1].number, read, background)
-            self._is_hatched = overview is not read
+            overview = self._hatched(source, slide, levels, read)
         self.source, self._levels, self._appearance = source, levels, appearance
         self._runtime = slide.runtime
         tiles = available_tiles(source, slide, levels, overview)
@@ -500,6 +505,23 @@ class ProgressiveDisplay:
             self._picture = DevicePicture(tiles, source.table(slide.display_color))
         else:
             self._picture = Picture(tiles, _memory)
+
+    def _hatched(
+        self, source: Source, slide: Slide, levels: list[LevelArray], overview: Array
+    ) -> Array:
+        """Return an overview that has just been read, with damaged tiles hatched."""
+        background = source.background(slide.display_color)
+        hatched = source.hatch(levels[-1].number, overview, background)
+        self._is_hatched, self._is_outdated = hatched is not overview, False
+        return hatched
+
+    def _renew_overview(self) -> None:
+        """Compose the overview with the current settings."""
+        picture, layer = self._picture, self._layer()
+        slide = None if layer is None else image_of(layer)
+        if picture is not None and layer is not None and slide is not None:
+            read = internals.coarsest_pixels(layer, self._levels, renew=True)
+            picture.tiles.overview = self._hatched(self.source, slide, self._levels, read)
 
     def _planes_of(self, layer: Image) -> ShownPlanes:
         """Return the opened planes of a layer's stack, in the colors that are shown."""
@@ -543,6 +565,8 @@ class ProgressiveDisplay:
             # compose tiles around the view.
             self._runtime.fetcher.cancel(self)
             picture.add(self.source.compose_cached(own_tiles(picture)))
+            if self._is_outdated and picture.missing:
+                self._renew_overview()
         fetcher = self._runtime.fetcher
         until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))
         keys = own_tiles(picture)
@@ -556,6 +580,10 @@ class ProgressiveDisplay:
     def _prefetch(self) -> None:
         """Request tiles that are likely next, once the view is exact and has not changed."""
         if self._picture is None or not self.exact:
+            return
+        if self._is_outdated:
+            self._renew_overview()
+            self._refresh(thumbnail=True)  # restarts the timer that calls this
             return
         self._is_at_rest = True
         self._expect_planes()
@@ -648,15 +676,16 @@ class ProgressiveDisplay:
         elif not self._refresh_timer.isActive():
             self._refresh_timer.start(math.ceil(due * 1000))
 
-    def _refresh(self) -> None:
+    def _refresh(self, *, thumbnail: bool = False) -> None:
+        """Draw a visible layer again unless it is exact, and its thumbnail if that may differ."""
         self._refresh_timer.stop()
         layer = self._layer()
-        if layer is not None and layer.visible and not self.exact:
-            was_behind = self._is_behind or self._volume is not None
+        if layer is not None and layer.visible and (thumbnail or not self.exact):
+            thumbnail |= self._is_behind or self._volume is not None
             with without_collection():
                 layer.set_view_slice()
                 layer.events.set_data()
-                if was_behind and self.exact:
+                if thumbnail and self.exact:
                     with suppress(AttributeError):
                         internals.THUMBNAIL.get(layer)()
         self._last_refresh = time.perf_counter()
