@@ -195,9 +195,11 @@ class Channels(SlideDock):
             for row, style in enumerate(composite.channels):
                 item = self.list.native.item(row)
                 item.setCheckState(Qt.Checked if style.visible else Qt.Unchecked)
-                pixmap = QPixmap(SWATCH, SWATCH)
-                pixmap.fill(QColor(style.color))
-                item.setIcon(icon_of(pixmap))
+                if item.data(Qt.UserRole) != style.color:  # Qt would draw the list again
+                    pixmap = QPixmap(SWATCH, SWATCH)
+                    pixmap.fill(QColor(style.color))
+                    item.setIcon(icon_of(pixmap))
+                    item.setData(Qt.UserRole, style.color)
             self.inverted.value = composite.inverted
             self._offer_groups(composite)
             style = composite.channels[max(self.list.native.currentRow(), 0)]
