@@ -79,24 +79,24 @@ def _tabled(pixels: Array, style: ChannelStyle) -> tuple[Array, NDArray[np.float
     """Return 1- or 2-byte samples, their color table, and the value of its first entry."""
     assert style.window is not None
     low, high = style.window
-    dtype = pixels.dtype
-    if dtype not in TABLED or not dtype.isnative:
+    if pixels.dtype not in TABLED or not pixels.dtype.isnative:
         scaled = (pixels.astype(np.float64) - low) / (high - low) * FULL
         # NaN, which has no order, becomes black.
         pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
         low, high = 0, FULL
-    # Values beyond these two have the colors of the window's ends.
-    most = MOST[pixels.itemsize]
-    first = min(max(math.floor(low), 0), most)
-    last = max(first, min(math.ceil(high), most))
-    return pixels, _table(low, high, first, last, style.gamma, style.color), first
+    return pixels, *_table(low, high, style.gamma, style.color, MOST[pixels.itemsize])
 
 
 @lru_cache(maxsize=MOST_TABLES)
 def _table(
-    low: float, high: float, first: int, last: int, gamma: float, color: str
-) -> NDArray[np.float32]:
-    """Return the color, in linear light, of each value from `first` to `last`, as (values, 4)."""
+    low: float, high: float, gamma: float, color: str, most: int
+) -> tuple[NDArray[np.float32], int]:
+    """Return the color of each value, in linear light, as (values, 4), and the first value.
+
+    Values up to `most` beyond the table have the colors of the window's ends.
+    """
+    first = min(max(math.floor(low), 0), most)
+    last = max(first, min(math.ceil(high), most))
     values = np.arange(first, last + 1, dtype=np.float64)
     bright = np.clip((values - low) / (high - low), 0, 1) ** gamma
     table = np.zeros((len(values), 4), np.float32)
@@ -104,7 +104,7 @@ def _table(
     # Powers take long, and the parts of most colors are equal or 0.
     for part in {*parts.tolist()} - {0}:
         table[:, np.flatnonzero(parts == part)] = to_linear(bright * part / 255)[:, None]
-    return table
+    return table, first
 
 
 @lru_cache(maxsize=2)
