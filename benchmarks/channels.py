@@ -249,10 +249,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         window.move(next(poses))
         moves, contrasts, decoded = [], [], 0
         for turn in range(args.repeats):
+            window.wait_for_prefetching()
             window.slide.clear_cache()
             moves.append(window.move(next(poses)))
             window.wait_for_prefetching()
-            window.move(None, 0.8)  # reads the overview, which clearing the cache has dropped
+            window.move(None, 0.8)
+            window.wait_for_prefetching()  # also for the overview, which the cache has dropped
             before = window.decoded
             contrasts.append(window.move(None, 0.9 if turn % 2 else 1.1))
             decoded += window.decoded - before
