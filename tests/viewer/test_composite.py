@@ -8,6 +8,7 @@ import tifffile
 
 from napari_wsigpu import wait
 from napari_wsigpu.slide import runtime
+from napari_wsigpu.viewer.drawing import slice_request
 from napari_wsigpu.viewer.drawing.progressive import display_of
 from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from tests.viewer.shared import wait_for_layout
@@ -74,10 +75,12 @@ def test_overview_shows_a_composite_that_was_changed_before(viewer, layer):
     assert layer.data_level == len(layer.data) - 1
 
 
-def test_missing_tiles_show_the_overview_in_the_changed_colors(viewer, layer, monkeypatch):
+@pytest.mark.parametrize("most_pixels", [1, slice_request.MOST_PIXELS])
+def test_overview_replaces_views_in_the_changed_colors(viewer, layer, monkeypatch, most_pixels):
     viewer.scene.camera.zoom *= 4
     assert_shown(layer, slide_of(layer))
     slide_of(layer).clear_cache()
+    monkeypatch.setattr(slice_request, "MOST_PIXELS", most_pixels)
     monkeypatch.setattr(runtime.default().fetcher, "request", lambda *_, **__: None)
     settings = shown_composite(layer).showing([4])
     red = replace(settings.channels[4], color="#ff0000", window=(0, 1))

@@ -305,6 +305,8 @@ class ProgressiveDisplay:
             return replace(
                 request, data_level=level, corner_pixels=corners, data_at_data_level=exact
             )
+        if self._is_outdated and level == top:
+            self._renew_overview()
         overview = self._picture.tiles.overview
         if level == top:
             self._finish_view(exact=not self._is_behind)
