@@ -275,12 +275,16 @@ class TestOnADevice:
         slide.close()
         assert host_gpu.live == 0
 
-    @pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda", 3)])
+    @pytest.mark.parametrize(
+        ("decoder", "device", "expected"),
+        [("cpu", "cpu", 2), ("cuda", "cpu", 3), ("cuda", "cuda", 3)],
+    )
     def test_how_many_are_read_at_the_same_time(
-        self, opened, host_gpu, monkeypatch, device, expected
+        self, opened, host_gpu, monkeypatch, decoder, device, expected
     ):
         monkeypatch.setattr(arguments, "TILES_PER_READ", 1)
         slide = opened[0]
+        slide.device = decoder
         together, lock, counts = threading.Barrier(expected), threading.Lock(), [0, 0]
         name = "read" if device == "cpu" else "read_to_device"
         read = getattr(RegionReader, name)
