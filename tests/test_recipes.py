@@ -38,7 +38,7 @@ COMPRESSION = '''
 """Bytes, each of which is stored as what it lacks to 255."""
 
 
-def unpack_inverted(data, sizes, out=None):
+def unpack_inverted(data, sizes):
     return bytes(255 - byte for byte in data[: sizes[0]])
 '''
 STORAGE = '''

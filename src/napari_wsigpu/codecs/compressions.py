@@ -14,16 +14,15 @@ from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.byte_codecs import Bytes, Data
-    from napari_wsigpu.model.arrays import Array, ByteArray
+    from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Encoding, LevelLayout
 
 # Function that decodes an image, given its data, its encoding, the index of its plane, and an array
 # of shape (height, width, samples) for the pixels. If the image has a different size, the function
 # raises RuntimeError or ValueError before it allocates memory.
 Decode = Callable[["Data", "Encoding", int, "Array"], None]
-# Function that decompresses bytes, given the possible sizes of the result, the largest first, and
-# optionally memory of the largest size, where the result may be.
-Unpack = Callable[["Bytes", Sequence[int], "ByteArray | None"], "Bytes"]
+# Function that decompresses bytes, given the possible sizes of the result, the largest first.
+Unpack = Callable[["Bytes", Sequence[int]], "Bytes"]
 
 
 class ImageCompression(NamedTuple):

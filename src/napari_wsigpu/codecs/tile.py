@@ -228,10 +228,7 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.bits < 8:
         return _decode_bits(unpack, data, encoding.bits, views)
-    # The predictor of floats can't work in place.
-    in_place = encoding.predictor != PREDICTOR.FLOATINGPOINT
-    out = views[0].reshape(-1).view(np.uint8) if in_place else None
-    raw = memoryview(unpack(data, [view.nbytes for view in views], out))
+    raw = memoryview(unpack(data, [view.nbytes for view in views]))
     pixels = _view_of(len(raw), views)
     raw = raw[: pixels.nbytes]
     if encoding.predictor == PREDICTOR.FLOATINGPOINT:
@@ -241,10 +238,7 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
         return pixels
     stored = pixels.dtype.newbyteorder(encoding.byte_order)
     values = np.frombuffer(raw, stored).reshape(pixels.shape)
-    if encoding.blue_first:
-        pixels[...] = values[..., ::-1]
-    elif stored != pixels.dtype or not np.may_share_memory(values, pixels):
-        pixels[...] = values
+    pixels[...] = values[..., ::-1] if encoding.blue_first else values
     if encoding.predictor == PREDICTOR.HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
@@ -253,7 +247,7 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
 def _decode_bits(unpack: Unpack, data: Data, bits: int, views: Sequence[Array]) -> Array:
     """Decode samples of fewer than 8 bits; each row starts at a byte boundary."""
     rows = [-(-view.shape[1] * bits // 8) for view in views]
-    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)], None)
+    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
     for pixels, row in zip(views, rows, strict=True):
         if len(pixels) * row == len(raw):
             packed = np.frombuffer(raw, np.uint8).reshape(-1, row)
