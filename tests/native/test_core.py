@@ -260,6 +260,37 @@ def test_scans_without_their_header(many, place):
     assert not native.core.read_scans(scans, header + b"\xff", address, **source)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_scans_adjacent_in_the_file(tmp_path, threads):
+    parts = [bytes([index]) * (20 + index) + b"\xff\xd9" for index in range(40)]
+    tiles = [b"head" + part for part in parts]
+    tiles[23] = b"HEAD" + parts[23]
+    gap = b"-" * 7  # some tiles are not adjacent to the one before
+    stored = [gap * (index % 13 == 5) + tile for index, tile in enumerate(tiles)]
+    path = tmp_path / "tiles"
+    path.write_bytes(b"".join(stored))
+    ends = np.cumsum([len(each) for each in stored])
+    scans = np.zeros(40, tables.SCAN)
+    scans["length"] = [len(tile) for tile in tiles]
+    scans["offset"], scans["marker"] = ends - scans["length"], 0xD9
+    sizes = scans["length"] - 4
+    scans["place"] = np.cumsum(sizes) - sizes
+    buffer = np.zeros(sizes.sum(), np.uint8)
+    with path.open("rb") as file:
+        read = native.core.read_scans(
+            scans, b"head", buffer.ctypes.data, file=file.fileno(), threads=threads
+        )
+        assert not read
+        assert np.flatnonzero(scans["status"]).tolist() == [23]
+        assert buffer.tobytes() == b"".join(parts)
+        scans["offset"][39] += 1  # beyond the end of the file
+        scans["offset"][30] = -1
+        native.core.read_scans(
+            scans, b"head", buffer.ctypes.data, file=file.fileno(), threads=threads
+        )
+        assert np.flatnonzero(scans["status"]).tolist() == [23, 30, 39]
+
+
 def test_records_of_another_version_are_refused():
     class Library:
         @staticmethod

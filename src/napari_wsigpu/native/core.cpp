@@ -392,20 +392,46 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     return decode_jpeg(scratch, format, tile, data, parts, message);
 }
 
-// Copy a JPEG to `target` without its header, and replace its EOI marker (ITU-T T.81, B.1.1.3).
-// Without a header, it is a restart interval, which may end with a restart marker.
-int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* header,
+// Neighboring tiles that are adjacent in the file are read with one system call.
+constexpr int LONGEST_RUN = 8;
+
+bool is_readable(const Scan& scan, int64_t header_size) {
+    return scan.offset >= 0 && scan.length > header_size + 2 && header_size <= LONGEST_HEADER;
+}
+
+// Return the end of the run of scans that starts at index `first`.
+int64_t end_of_run(const Scan* scans, int64_t first, int64_t count) {
+    const int64_t most = std::min(count, first + LONGEST_RUN);
+    int64_t end = first + 1;
+    while (end < most && scans[end].offset == scans[end - 1].offset + scans[end - 1].length) ++end;
+    return end;
+}
+
+// Read a run: the header of each scan into `begins`, and the rest to its place in `target`.
+bool read_run(int file, const Scan* run, int64_t count, uint8_t (*begins)[LONGEST_HEADER],
               int64_t header_size, uint8_t* target) {
-    if (scan.offset < 0 || scan.length <= header_size + 2 || header_size > LONGEST_HEADER)
-        return LEFT_TO_PYTHON;
-    uint8_t begin[LONGEST_HEADER];
-    const int64_t size = scan.length - header_size;
-    bool read = false;
 #if defined(__linux__)
-    // One system call instead of two; after a short read, fall back to two.
-    const iovec parts[] = {{begin, size_t(header_size)}, {target, size_t(size)}};
-    read = !memory && preadv(file, parts, 2, scan.offset) == scan.length;
+    iovec parts[2 * LONGEST_RUN];
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (!is_readable(run[i], header_size)) return false;
+        parts[2 * i] = {begins[i], size_t(header_size)};
+        parts[2 * i + 1] = {target + run[i].place, size_t(run[i].length - header_size)};
+        total += run[i].length;
+    }
+    return preadv(file, parts, int(2 * count), run->offset) == total;
+#else
+    return false;
 #endif
+}
+
+// Read a JPEG, unless `read_run` has, and check its header. Its target has no header, and another
+// marker than EOI (ITU-T T.81, B.1.1.3). Without a header, it is a restart interval, which may end
+// with a restart marker.
+int read_scan(int file, const uint8_t* memory, const Scan& scan, bool read, uint8_t* begin,
+              const uint8_t* header, int64_t header_size, uint8_t* target) {
+    if (!is_readable(scan, header_size)) return LEFT_TO_PYTHON;
+    const int64_t size = scan.length - header_size;
     if (!read && (!fetch(file, memory, begin, header_size, scan.offset) ||
                   !fetch(file, memory, target, size, scan.offset + header_size)))
         return UNREAD;
@@ -467,6 +493,14 @@ void read_remaining(Call& call) {
     }
     scratch.encoded.trim();
     scratch.pixels.trim();
+}
+
+// Estimate how long it takes to decode a part of a tile. All rows above its end are Huffman-decoded,
+// which takes about as long as transforming the part itself.
+int64_t effort(const Tile& tile, const Part& part, int64_t tile_width) {
+    if (tile.status == HELD) return 0;
+    if (tile.keep) return INT64_MAX;
+    return (part.top + part.height) * tile_width + int64_t(part.height) * part.width;
 }
 
 // Pixels composed at a time, few enough for their sums to stay in the L1 cache.
@@ -543,11 +577,19 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
             tile.width = int32_t(std::min(wide, level->width - column * wide));
         }
     }
+    if (threads > 1) {
+        // Start with the longest work, so that all threads finish at about the same time.
+        std::sort(own, own + count, [&](const Tile& one, const Tile& other) {
+            return effort(one, parts[one.first], wide) > effort(other, parts[other.first], wide);
+        });
+    }
     if (wsigpu_read_tiles(file, nullptr, format, own, count, parts, messages, nullptr, threads))
         return NEEDS_PLAN;
     int64_t bytes = 0;
-    for (int32_t index = 0; index < count; ++index) bytes += own[index].length;
-    if (tiles) std::copy(own, own + count, tiles);
+    for (const Tile* tile = own; tile < own + count; ++tile) {
+        bytes += tile->length;
+        if (tiles) tiles[tile->first] = *tile;
+    }
     return is_unchanged(file, version) ? bytes : int64_t(CHANGED);
 }
 
@@ -572,10 +614,19 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
                           int32_t threads) {
     std::atomic<int64_t> next{0}, failed{0};
     auto work = [&] {
-        for (int64_t index; (index = next.fetch_add(1)) < count;) {
-            Scan& scan = scans[index];
-            scan.status = read_scan(file, memory, scan, header, header_size, target + scan.place);
-            if (scan.status != DONE) failed.fetch_add(1);
+        uint8_t begins[LONGEST_RUN][LONGEST_HEADER];
+        for (int64_t first = next; first < count;) {
+            const int64_t end = end_of_run(scans, first, count);
+            if (!next.compare_exchange_weak(first, end)) continue;
+            const bool read = !memory && read_run(file, scans + first, end - first, begins,
+                                                  header_size, target);
+            for (int64_t index = first; index < end; ++index) {
+                Scan& scan = scans[index];
+                scan.status = read_scan(file, memory, scan, read, begins[index - first], header,
+                                        header_size, target + scan.place);
+                if (scan.status != DONE) failed.fetch_add(1);
+            }
+            first = next;
         }
     };
     const int helpers = int(std::min<int64_t>(threads, count)) - 1;

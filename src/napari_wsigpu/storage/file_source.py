@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MERGE_GAP = 64 << 10
 # For fewer ranges than this, one joined read from Python is fast enough.
 FEW_RANGES = 16
+# A thread reads this many scans before another one has woken up.
+SCANS_A_THREAD = 64
 # If runs of adjacent ranges are longer than this on average, one joined read beats single reads.
 LONGEST_RUN = 4
 # More threads don't read the page cache any faster.
@@ -187,11 +189,25 @@ class FileSource:
                 self.read_into(file, view[position : position + size], offset)
 
     def read_scans(self, scans: Array, header: bytes, buffer: memoryview) -> bool:
-        """Read the scans of JPEG tiles that share a header; see `ScanSource.read_scans`."""
+        """Read JPEG tiles without their common header, so that they can be joined.
+
+        The parameters are those of `native.Core.read_scans`.
+
+        Returns
+        -------
+        bool
+            False if the caller must read the tiles one by one, because their headers differ, some
+            can't be read, or the native core is missing.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be opened, or has changed since the slide was opened.
+        """
         core = native.core
         if core is None:
             return False
-        threads = min(READ_THREADS, 1 + len(scans) // FEW_RANGES)
+        threads = min(READ_THREADS, 1 + len(scans) // SCANS_A_THREAD)
         target = np.frombuffer(buffer, np.uint8).ctypes.data
         with self._checked() as file:
             return core.read_scans(scans, header, target, file=file.fileno(), threads=threads)

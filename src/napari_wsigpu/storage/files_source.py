@@ -52,7 +52,7 @@ class FilesSource(ConcatenatedSource[FileSource]):
         return JoinedBytes(buffer, starts, found)
 
     def read_scans(self, scans: Array, header: bytes, buffer: memoryview) -> bool:
-        """Read the scans of JPEG tiles that share a header; see `ScanSource.read_scans`."""
+        """Read the scans of JPEG tiles that share a header; see `FileSource.read_scans`."""
         for source, start, members in self._owners(scans["offset"]):
             own = scans[members]
             own["offset"] -= start

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napari_wsigpu.model.arrays import Array, Integers
+    from napari_wsigpu.model.arrays import Integers
     from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout
 
@@ -155,26 +155,6 @@ class FillingSource(ByteSource, Protocol):
         ------
         SlideError
             If the source can't be read.
-        """
-
-
-@runtime_checkable
-class ScanSource(Protocol):
-    """A source that can read JPEG tiles without their common header, so that they can be joined."""
-
-    def read_scans(self, scans: Array, header: bytes, buffer: memoryview) -> bool:
-        """Read the scans of JPEG tiles that share a header; see `native.Core.read_scans`.
-
-        Returns
-        -------
-        bool
-            False if the caller must read the tiles one by one, because their headers differ, some
-            can't be read, or the native core is missing.
-
-        Raises
-        ------
-        SlideError
-            If the file can't be opened, or has changed since the slide was opened.
         """
 
 

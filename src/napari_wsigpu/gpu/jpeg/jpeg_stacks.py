@@ -32,7 +32,6 @@ from napari_wsigpu.gpu.jpeg.codestream import PreparedBatch
 from napari_wsigpu.gpu.jpeg.joining import Joined, Stack, StackedBatch, cut, join
 from napari_wsigpu.gpu.jpeg.jpeg_kernels import ENGINE, WORD
 from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat
-from napari_wsigpu.storage.source import ScanSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +176,7 @@ class JpegStreams:
             None if the tiles must be read as they are stored, because the source is not a file or
             the tiles do not share a known header.
         """
-        if not isinstance(source, ScanSource):
+        if not hasattr(source, "read_scans"):  # it is not a file
             return None
         offsets, lengths = (each.T.ravel() for each in level.grid.ranges(*tiles.T))
         joined = self._join_alike(offsets, lengths, worker.device)
