@@ -13,6 +13,7 @@ from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.device.interfaces import TileFormat
 from napari_wsigpu.gpu.device.kernel_tables import PASTE
 from napari_wsigpu.gpu.device.switching import prompt_switching
+from napari_wsigpu.gpu.transfer.device_tiles import Reserved
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.interfaces import Stream
     from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles, Reserved
+    from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType, Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
@@ -288,7 +289,8 @@ class DeviceBackend:
         """
         image = batch.image
         reserved = self.tiles.reserve(tile_format(image), image.tile_bytes, len(batch.tiles))
-        batch = batch.part(slice(len(reserved.indices)))
+        if len(reserved.indices) < len(batch.tiles):
+            batch = batch.part(slice(len(reserved.indices)))
         addresses = np.zeros(len(batch.plan.tiles), np.int64)
         addresses[batch.tiles] = reserved.slots.addresses
 
@@ -329,12 +331,12 @@ class DeviceBackend:
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each tile.
         """
-        offsets, lengths = image.grid.ranges(*tiles.T)
         source, background = self.parts.source, self.parts.layout.background
         stacked = self.decoder.read_stacked(source, image, tiles, background)
         if stacked is not None:
-            self.parts.log.count(bytes_read=int(lengths.sum()))
+            self.parts.log.count(bytes_read=int(stacked.stacked.scans["length"].sum()))
             return stacked
+        offsets, lengths = image.grid.ranges(*tiles.T)
         joined = source.read_joined(offsets.ravel(), lengths.ravel(), self._worker.acquire_buffer)
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
@@ -359,16 +361,15 @@ class DeviceBackend:
             if self.decoder.verifier.reason is not None and not self._distrusted:
                 self._distrusted = True
                 self.forget_tiles()
-            kept = batch.kept
-            kept[list(failed)] = False
-            if kept.any():
-                self.tiles.keep(
-                    reserved._replace(indices=reserved.indices[kept]),
-                    self.parts.number,
-                    batch.plan.image,
-                    (image.grid.rows, image.grid.columns),
-                    batch.places[kept],
-                )
+            kept, places = batch.kept, batch.places
+            if failed:
+                kept[list(failed)] = False
+            stays = reserved
+            if not kept.all():
+                stays, places = Reserved(reserved.pool, reserved.indices[kept]), places[kept]
+            if len(places):
+                size = image.grid.rows, image.grid.columns
+                self.tiles.keep(stays, self.parts.number, batch.plan.image, size, places)
         finally:
             self.tiles.unpin(reserved)
         self._worker.release_buffer(buffer)

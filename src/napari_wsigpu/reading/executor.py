@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from napari_wsigpu.model.geometry import computed_once
 from napari_wsigpu.reading.plan import regions_with
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Batch(Generic[Canvas]):
     canvas: Canvas
     options: ReadOptions
 
-    @property
+    @computed_once
     def places(self) -> Integers:
         """Row and column of each tile, as an array of shape (tiles, 2)."""
         return self.plan.tiles[self.tiles]

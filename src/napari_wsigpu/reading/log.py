@@ -61,7 +61,8 @@ class TileLog:
     def count(self, **numbers: int) -> None:
         """Add to the counters tiles_asked, cache_hits, computed, background and bytes_*."""
         with self._lock:
-            self._counts.update(numbers)
+            for name, number in numbers.items():  # `Counter.update` takes five times as long
+                self._counts[name] += number
 
     def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
         """Count a small read: cached and decoded tiles, bytes read, bytes per tile."""
@@ -73,7 +74,8 @@ class TileLog:
     def count_decoded(self, **numbers: int) -> None:
         """Add to the numbers of tiles that each decoder has decoded."""
         with self._lock:
-            self._decoded.update(numbers)
+            for name, number in numbers.items():
+                self._decoded[name] += number
 
     def stats(self, most_failed: int | None = None) -> dict[str, object]:
         """Return the counters and the first failed tiles as a JSON-serializable dict."""
