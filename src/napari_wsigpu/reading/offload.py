@@ -231,6 +231,14 @@ class Offload:
         """Return whether a device decodes an image's tiles that are read to it."""
         return self._choice[0] != "cpu" and not isinstance(recipe_for(image), str)
 
+    def is_refused(self, image: LevelLayout) -> bool:
+        """Return whether it is known that the CPU decodes an image's tiles, now and later."""
+        device, index = self._choice
+        how = recipe_for(image)
+        if device == "cpu" or isinstance(how, str):
+            return True
+        return index is None and self._devices.background.refuses(how.kind)
+
     def _average(
         self,
         backend: DeviceBackend,

@@ -162,8 +162,6 @@ class RegionReader:
         cupy.ndarray, shape (height, width, channels), or None
             None if the region needs a plan.
         """
-        if self.offload.index is not None:
-            return None
         backend, image = self.backend(device), self._images[number]
         shape = region.height, region.width, image.channels
         pixels = backend.device.staging(shape, image.dtype)

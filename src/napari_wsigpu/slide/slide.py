@@ -205,7 +205,7 @@ class Slide:
     @property
     def level_downsamples(self) -> tuple[float, ...]:
         """Pixels of level 0 per pixel of each level, along one axis."""
-        return self.layout.downsamples
+        return self._downsamples
 
     @property
     def mpp(self) -> tuple[float, float] | None:
@@ -454,17 +454,24 @@ class Slide:
         """Return an image as an array-like, by its number in `SlideParts.images`."""
 
         def read(rows: Span, columns: Span, channel: int | None) -> Array:
+            self._reopen_if_forked()
+            reader = self._image_reader(number)
             shown = self.display_color if tolerant else "stored"
             table = self._profile.table(color or shown)
             # A color table converts all channels at once; the channel is selected afterwards.
             stored_channel = channel if table is None else None
             # Displays revisit tiles that they have shown; a script may never read a tile twice.
             keep: Keep = "all" if tolerant or layout.computed else "recurring"
+            as_stored = channel is None and table is None and rows.step == columns.step == 1
+            if as_stored and keep == "recurring" and reader.offload.is_refused(layout):
+                rect = Rect(rows.start, columns.start, rows.length, columns.length)
+                small, wanted = self._read_rect(number, layout, rect)
+                if wanted is None:
+                    return small
+                keep = wanted
             options = ReadOptions(channel=stored_channel, tolerant=tolerant, keep=keep, table=table)
             regions = Regions.slice(rows, columns)
-            pixels: Array = self._guarded(
-                lambda: self._image_reader(number).read(number, regions, options)[0]
-            )
+            pixels: Array = self._guarded(lambda: reader.read(number, regions, options)[0])
             return pixels if stored_channel == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, number, channel, tolerant=tolerant)
@@ -985,7 +992,9 @@ class Slide:
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
         height, width = regions.shapes[0]
         is_small = height * width <= SMALL_PIXELS
-        if is_small and mpp is None and options.table is None:
+        as_stored = mpp is None and options.table is None
+        # If a GPU is chosen, it is never bypassed.
+        if is_small and as_stored and self._reader.offload.index is None:
             region = Rect(*regions.corners[0], height, width)
             sent = self._guarded(
                 lambda: self._reader.send_small(target.level, region, device, out, stream)
@@ -998,8 +1007,10 @@ class Slide:
             return pixels[0] if out is None else out
 
         def read_all(locations: Sequence[Pair]) -> DeviceArray:
-            regions = regions_of(locations, size, self.level_downsamples[target.level])
-            return reader.read_to_device(regions, device, None, None, options)
+            downsample = self.level_downsamples[target.level]
+            own = len(locations) == 1 and locations[0] is location
+            asked = regions if own else regions_of(locations, size, downsample)
+            return reader.read_to_device(asked, device, None, None, options)
 
         # Reads with the same key from other threads are gathered into one batch.
         key = target, height, width, device, options.table
@@ -1028,13 +1039,18 @@ class Slide:
         self._reopen_if_forked()
         if type(level) is not int or not 0 <= level < len(self._downsamples):
             level = self._check_level(level)
-        image = self._images[level]
-        region = region_of(location, size, self._downsamples[level])
-        if region.height * region.width > SMALL_PIXELS or (channels and image.channels != RGB):
+        rect = region_of(location, size, self._downsamples[level])
+        return self._read_rect(level, self._images[level], rect, channels)
+
+    def _read_rect(
+        self, number: int, image: LevelLayout, rect: Rect, channels: int = 0
+    ) -> tuple[Array, Keep | None]:
+        """Read a rectangle of an image, given its number and layout, as `_read_small` does."""
+        if rect.height * rect.width > SMALL_PIXELS or (channels and image.channels != RGB):
             return NO_PIXELS, "recurring"
-        shape = region.height, region.width, channels or image.channels
+        shape = rect.height, rect.width, channels or image.channels
         pixels = np.empty(shape, image.encoding.dtype)
-        return pixels, self._reader.read_small(level, region, pixels)
+        return pixels, self._image_reader(number).read_small(number, rect, pixels)
 
     def read_mask(
         self,

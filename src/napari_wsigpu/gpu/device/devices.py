@@ -213,6 +213,10 @@ class BackgroundStart:
                         warn_of_fork()
             return self._devices.started(0) if kind in self._ready else None
 
+    def refuses(self, kind: str) -> bool:
+        """Return whether it is known that the device can't decode a format."""
+        return kind in self._refusals
+
     def waiting_reason(self, kind: str) -> str | None:
         """Return why the CPU still decodes a format; None once the GPU can."""
         with self._lock:
