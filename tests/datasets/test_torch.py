@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.model.errors import DeviceError, RegionError, TileError
+from napari_wsigpu.model.errors import DeviceError, RegionError, SlideError, TileError
 from tests.writers import slides
 
 torch = pytest.importorskip("torch")
@@ -48,6 +48,22 @@ def test_streams(patches, device):
     assert len(stream) == -(-len(patches) // 7)
     assert sorted(seen) == list(range(len(patches)))
     stream.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ({"color": "rgb"}, "Color 'rgb' is not supported"),
+        ({"on_error": "ignore"}, "on_error is 'ignore'; use one of raise, skip"),
+        ({"device": "gpu"}, "cannot be returned on device 'gpu'"),
+    ],
+)
+def test_options_are_checked_at_once(patches, option, error):
+    with pytest.raises(SlideError, match=error):
+        PatchStream(patches, **option)
+    if "device" not in option:
+        with pytest.raises(SlideError, match=error):
+            PatchDataset(patches, **option)
 
 
 def test_batches_are_not_copied(patches):

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.codecs.color import is_srgb
 from napari_wsigpu.codecs.cpu import default_threads
 from napari_wsigpu.datasets.schedules import EpochSchedules
+from napari_wsigpu.gpu.device.devices import cuda_index
 from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.open_slides import OpenSlides, pack
@@ -57,6 +59,23 @@ class Batch(NamedTuple):
     indices: Integers
 
 
+def check_options(device: str, color: Color, on_error: OnError) -> None:
+    """Check options before the first slide is opened; nothing is started.
+
+    Raises
+    ------
+    RegionError
+        If `color` or `on_error` is unknown.
+    DeviceError
+        If `device` is not the name of a device.
+    """
+    is_srgb(color)
+    if device != "cpu":
+        cuda_index(device)
+    if on_error not in ON_ERROR:
+        raise RegionError(f"on_error is {on_error!r}; use one of {', '.join(ON_ERROR)}.")
+
+
 class PatchReader:
     """Reads patches by their indices, and opens slides when they are first needed.
 
@@ -94,8 +113,7 @@ class PatchReader:
         threads: int | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        if on_error not in ON_ERROR:
-            raise RegionError(f"on_error is {on_error!r}; use one of {', '.join(ON_ERROR)}.")
+        check_options(device, color, on_error)
         self.failures: dict[int, TileError] = {}
         self._on_error = on_error
         self.patches = patches

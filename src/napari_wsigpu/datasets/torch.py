@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.datasets.batches import PatchBatches, PatchReader, report
+from napari_wsigpu.datasets.batches import PatchBatches, PatchReader, check_options, report
 from napari_wsigpu.datasets.order import Order
 from napari_wsigpu.gpu.device.devices import cuda_index
 from napari_wsigpu.gpu.device.driver import import_cuda
@@ -73,6 +73,11 @@ class PatchDataset(Dataset):  # type: ignore[misc]
         they are left out of the batch, which may then be empty; a single index raises instead.
         "background": the tiles are filled with background. Each process warns once about each
         damaged patch; a warning about several states their number and names at most 10.
+
+    Raises
+    ------
+    RegionError
+        If `color` or `on_error` is unknown.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class PatchDataset(Dataset):  # type: ignore[misc]
         open_slides: int = 64,
         on_error: OnError = "raise",
     ) -> None:
+        check_options("cpu", color, on_error)
         self.patches = patches
         self._transform = transform
         self._color: Color = color
@@ -169,9 +175,9 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
     Raises
     ------
     RegionError
-        If the order is not valid.
+        If the order is not valid, or `color` or `on_error` is unknown.
     DeviceError
-        If the device cannot be used.
+        If `device` is not the name of a device. Iterating raises it if the device cannot be used.
     """
 
     def __init__(
@@ -190,6 +196,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        check_options(device, color, on_error)
         self.patches = patches
         shard = _shard(rank, world_size)
         self._order = Order(batch_size, shuffle, seed, slides_at_once, drop_last, *shard)
