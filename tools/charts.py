@@ -42,10 +42,10 @@ CHARTS = {
         },
     ),
     "patches": Chart(
-        "Random patches of 256 x 256 on an H100 with 16 cores: per second, more is better",
+        "Random patches of 256 x 256 on an H200 with 16 cores: per second, more is better",
         "JPEG slide of 65 536 x 65 536, empty caches, median of 3",
         "",
-        "patches-h100: random/size=256/readers/reader={}/median",
+        "patches-h200: random/size=256/readers/reader={}/median",
         {
             "napari-wsigpu, to the GPU": "ours, to device, batch 256",
             "napari-wsigpu, GPU to host": "ours, GPU to host, batch 256",

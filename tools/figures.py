@@ -93,7 +93,7 @@ TABLES = {
         },
         {
             f"{side} x {side}": (
-                f"patches-h100: random/size={side}/readers/reader={{}}/median",
+                f"patches-h200: random/size={side}/readers/reader={{}}/median",
                 COUNT,
             )
             for side in (256, 512)
@@ -275,7 +275,7 @@ TABLES = {
         "regions per second, to the GPU",
         {"256 x 256, as stored": "grid/size=256", "224 x 224, averaged": "grid/size=224"}
         | {"224 x 224 at random, averaged": "mpp/size=224"},
-        {"one H100": ("patches-h100: {}/readers/reader=ours, to device/median", COUNT)},
+        {"one H200": ("patches-h200: {}/readers/reader=ours, to device/median", COUNT)},
     ),
 }
 
