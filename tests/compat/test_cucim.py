@@ -17,7 +17,7 @@ from napari_wsigpu.compat.cucim import (
     DLDataTypeCode,
     preferred_memory_capacity,
 )
-from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError, TargetWriteError
 from napari_wsigpu.slide import runtime
 from tests import oracles
 from tests.conftest import decoding_threads
@@ -53,6 +53,19 @@ def aperio(tmp_path):
     slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), compression=1, encode=bytes)
     with CuImage(path) as image:
         yield image
+
+
+def test_a_region_is_saved_as_by_cucim(image, tmp_path, levels):
+    region = image.read_region((30, 20), (50, 40))
+    region.save(tmp_path / "region")
+    header, *numbers, pixels = (tmp_path / "region").read_bytes().split(b"\n", 4)
+    assert (header, numbers) == (b"P6", [b"50", b"40", b"255"])
+    expected = levels[0][20:60, 30:80]
+    np.testing.assert_array_equal(np.frombuffer(pixels, np.uint8).reshape(40, 50, 3), expected)
+    with pytest.raises(ValueError, match="Only regions"):
+        image.save(tmp_path / "slide")
+    with pytest.raises(TargetWriteError, match="can't be written"):
+        region.save(tmp_path / "missing" / "region")
 
 
 def cut(level, x, y, width, height):

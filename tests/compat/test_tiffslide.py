@@ -1,6 +1,7 @@
 """Comparison with tiffslide: results and errors for the same files."""
 
 import io
+import pickle
 
 import fsspec
 import numpy as np
@@ -133,6 +134,19 @@ def test_associated_images(tmp_path):
         assert slide.ts_tifffile.pages.first.shape == expected.ts_tifffile.pages.first.shape
     with pytest.raises(ValueError, match="was closed"):
         slide.read_region((0, 0), 0, (5, 5))
+
+
+def test_pickles(path):
+    with ours.TiffSlide(path) as slide:
+        # All that is computed once, and may not be picklable itself.
+        assert slide.properties
+        slide.associated_images, slide.zarr_group, slide.ts_tifffile  # noqa: B018
+        again = pickle.loads(pickle.dumps(slide))
+        assert again.dimensions == slide.dimensions
+        assert_same(again.read_region((0, 0), 0, (9, 9)), slide.read_region((0, 0), 0, (9, 9)))
+    again.close()
+    with pytest.raises(ValueError, match="was closed"):
+        again.read_region((0, 0), 0, (5, 5))
 
 
 def test_profiles(tmp_path):

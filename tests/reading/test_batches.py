@@ -217,6 +217,21 @@ def test_without_workers_each_is_read_when_it_is_asked_for(leaves_nothing):
     regions.close()
 
 
+@pytest.mark.parametrize("started", [0, 1])
+def test_without_more_threads_the_caller_reads(monkeypatch, leaves_nothing, started):
+    start, left = threading.Thread.start, [None] * started
+
+    def refused(thread):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    found = [tuple(pair.tolist()) for pair in ahead(numbered, places(9), num_workers=3)]
+    assert found == places(9)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu"])
 def test_a_device_that_is_not_there_is_refused_at_once(
     tmp_path, monkeypatch, fresh_runtime, device

@@ -1,5 +1,7 @@
 """Many regions at once, where the caller wants them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,25 @@ def test_none(slide, device):
 def test_an_array_of_another_shape(slide, device, shape):
     with pytest.raises(RegionError, match=r"out must be .*\(5, 40, 60, 3\) and type uint8"):
         slide.read_batch(PLACES, (60, 40), device=device, out=np.empty(shape, np.uint8))
+
+
+def test_memory_that_must_not_be_written(slide, device):
+    data = bytes(5 * 40 * 60 * 3)
+    given = np.frombuffer(data, np.uint8).reshape(5, 40, 60, 3)
+    with pytest.raises(RegionError, match="out must be a writable"):
+        slide.read_batch(PLACES, (60, 40), device=device, out=given)
+    assert not any(data)
+
+
+def test_an_array_of_another_kind(slide):
+    with pytest.raises(RegionError, match="NumPy array"):
+        slide.read_batch(PLACES, (60, 40), out=given_by_others((5, 40, 60, 3)))
+
+
+def given_by_others(shape):
+    """Return what looks like an array, and is in the memory of a device."""
+    flags = SimpleNamespace(c_contiguous=True)
+    return SimpleNamespace(flags=flags, shape=shape, dtype=np.dtype(np.uint8))
 
 
 def test_what_can_not_be(slide):

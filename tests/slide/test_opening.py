@@ -25,6 +25,7 @@ from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from napari_wsigpu.storage.stream import StreamSource
+from tests.conftest import shared_slide
 from tests.fakes.host_device import HostDevice
 from tests.writers import dicomslides, slides, tiffbytes
 
@@ -361,6 +362,15 @@ def test_a_pickle_names_no_other_files_of_the_slide(tmp_path):
         others[0].write_bytes(others[0].read_bytes() + b"\0\0")
         with pytest.raises(SlideChangedError):
             pickle.loads(packed)[0].levels[1][...]
+
+
+def test_an_associated_image_can_be_pickled():
+    with open_slide(shared_slide("CMU-1-Small-Region.svs"), "cpu") as slide:
+        label = slide.associated_images["label"]
+        again = pickle.loads(pickle.dumps(label))
+        assert repr(again) == repr(label)
+        np.testing.assert_array_equal(again.read(), label.read())
+        again._array.slide.close()
 
 
 def dicomslides_of(folder):

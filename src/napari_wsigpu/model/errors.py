@@ -219,6 +219,16 @@ def device_error(device: str, error: Exception) -> DeviceError:
     return DeviceError(f"'{device}' failed ({error}); use device='cpu', or restart the process.")
 
 
+def thread_error(error: RuntimeError) -> Exception:
+    """Return the error for a thread that can't be started, or any other error unchanged."""
+    if "start new thread" not in str(error):
+        return error
+    return SlideError(
+        "No more threads can be started, because this process or its user has reached a limit; end "
+        "other threads or processes, or raise the limit (ulimit -u)."
+    )
+
+
 def changed_error(path: str) -> SlideChangedError:
     """Return the error for a slide whose file changed after it was opened."""
     return SlideChangedError(f"'{path}' has changed since it was opened; open the slide again.")

@@ -130,11 +130,20 @@ def batches_per_read(
     return max(1, min(int(TILES_PER_READ / max(1, tiles_per_region * count)), room))
 
 
-def check_out(out: AnyArray, shape: tuple[int, ...], dtype: DType) -> None:
-    """Raise a `RegionError` unless the caller's array can receive the pixels."""
-    contiguous = getattr(getattr(out, "flags", None), "c_contiguous", False)
-    if not contiguous or tuple(out.shape) != shape or out.dtype != dtype:
-        raise RegionError(f"out must be a C-contiguous array of shape {shape} and type {dtype}.")
+def check_out(out: AnyArray, shape: tuple[int, ...], dtype: DType, *, on_host: bool) -> None:
+    """Raise a `RegionError` unless the caller's array can receive the pixels.
+
+    The native core writes to the array's address, where nothing else would stop it.
+    """
+    flags = getattr(out, "flags", None)
+    usable = getattr(flags, "c_contiguous", False) and getattr(flags, "writeable", True)
+    if on_host and not isinstance(out, np.ndarray):
+        usable = False
+    if not usable or tuple(out.shape) != shape or out.dtype != dtype:
+        kind = "NumPy array" if on_host else "array"
+        raise RegionError(
+            f"out must be a writable C-contiguous {kind} of shape {shape} and type {dtype}."
+        )
 
 
 def _as_array(locations: Sequence[tuple[int, int]]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import random
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -135,22 +135,27 @@ def _ahead(
         return deque(grouping.cut(regions, start, stop) for start, stop in edges)
 
     with ThreadPoolExecutor(min(workers, MAX_THREADS), "wsigpu-ahead") as pool:
-        waiting: deque[tuple[list[list[Item]], Future[deque[Batch | partial[Batch]]]]] = deque()
+        # A group without a future is read by the caller's thread when it is due.
+        waiting: deque[tuple[list[list[Item]], Future[deque[Batch | partial[Batch]]] | None]]
+        waiting = deque()
 
         def submit(count: int) -> None:
             for group in islice(groups, count):
-                waiting.append((group, pool.submit(read_group, group)))
+                future = None
+                if os.getpid() == pid:  # threads don't survive fork
+                    with suppress(RuntimeError):  # no more threads can be started
+                        future = pool.submit(read_group, group)
+                waiting.append((group, future))
 
         try:
             submit(window)
             while waiting:
                 group, future = waiting.popleft()
-                if os.getpid() == pid:
-                    found = future.result()
-                    submit(1)
-                else:  # threads don't survive fork: the child reads each batch when it is due
+                if future is None or os.getpid() != pid:
                     found = read_group(group)
-                    waiting += [(group, Future()) for group in islice(groups, 1)]
+                else:
+                    found = future.result()
+                submit(1)
                 while found:
                     regions = found.popleft()
                     yield regions() if isinstance(regions, partial) else regions
@@ -160,7 +165,8 @@ def _ahead(
             ended.cancel()
             if os.getpid() == pid:
                 for _, future in waiting:
-                    future.cancel()
+                    if future is not None:
+                        future.cancel()
 
 
 def interleave(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:

@@ -17,7 +17,7 @@ from napari_wsigpu.reading.plan import NO_LOCK, Regions
 from napari_wsigpu.storage.buffers import copy_into
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Mask
     from napari_wsigpu.model.layout import LevelLayout
@@ -128,6 +128,15 @@ def _unless_near(scale: float) -> float:
     return float(nearest) if abs(scale - nearest) < NEAR * nearest else scale
 
 
+def _submitted(pool: ThreadPoolExecutor, task: Callable[[], None]) -> Future[None] | None:
+    """Run a task in a pool; if its thread can't be started, run it here and return None."""
+    try:
+        return pool.submit(task)
+    except RuntimeError:
+        task()
+        return None
+
+
 class RegionPart(NamedTuple):
     """The part of the regions that is averaged in one step.
 
@@ -224,7 +233,7 @@ class ScaledReader:
         with options.lock, ThreadPoolExecutor(1, "wsigpu-average") as pool:
             for part in self._split(regions, KEPT_FINER_BYTES):
                 if done is not None:
-                    averaged = pool.submit(self._average, *done, pixels)
+                    averaged = _submitted(pool, partial(self._average, *done, pixels))
                 finer = self._reader.read(self._target.level, part.finer, part.options_for(options))
                 # Waiting here limits memory to the finer pixels of two parts.
                 if averaged is not None:

@@ -12,10 +12,13 @@ from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import AssociatedLayout
     from napari_wsigpu.reading.level import LevelArray
+    from napari_wsigpu.slide.slide import Slide
 
 
 @dataclass(eq=False, repr=False)
@@ -84,5 +87,12 @@ class AssociatedImage:
         """
         return self._profile.data()
 
+    def __reduce__(self) -> tuple[Callable[..., AssociatedImage], tuple[object, ...]]:
+        return _of_slide, (self._array.slide, self.name)
+
     def __repr__(self) -> str:
         return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"
+
+
+def _of_slide(slide: Slide, name: str) -> AssociatedImage:
+    return slide.associated_images[name]

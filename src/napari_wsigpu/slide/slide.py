@@ -30,6 +30,7 @@ from napari_wsigpu.model.errors import (
     RegionError,
     SlideError,
     TileError,
+    thread_error,
 )
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.model.interrupt import interrupt_event
@@ -692,6 +693,8 @@ class Slide:
                 f"There is not enough memory to read this region of '{self.path}'; read it in "
                 "parts, or release other arrays."
             ) from None
+        except RuntimeError as error:
+            raise thread_error(error) from error
 
     def _image_reader(self, index: int) -> RegionReader:
         return self._associated_readers.get(index, self._reader)
@@ -989,7 +992,8 @@ class Slide:
             return self._guarded(lambda: reader.read(regions, options)[0])
         if out is not None:
             image = self._images[target.level]
-            check_out(out, (*regions.shapes[0], image.channels), image.dtype)
+            shape = *regions.shapes[0], image.channels
+            check_out(out, shape, image.dtype, on_host=False)
         height, width = regions.shapes[0]
         is_small = height * width <= SMALL_PIXELS
         as_stored = mpp is None and options.table is None
@@ -1237,7 +1241,8 @@ class Slide:
         size, level, device, mpp, color, z, t
             As in `read_region`.
         out : ndarray or cupy.ndarray, optional
-            Array for the pixels: C-contiguous, on `device`, with the shape and type of the result.
+            Array for the pixels: writable, C-contiguous, on `device`, with the shape and type of
+            the result.
         wanted : UpcomingTiles, optional
             Tiles that later batches need, so that they stay cached: ``tile_uses(...).after(n)``.
             Batches of a local slide that share a schedule are read one after another. By default,
@@ -1258,7 +1263,8 @@ class Slide:
         regions = regions_of(locations, size, plane.level_downsamples[target.level])
         if out is not None:
             image = plane._images[target.level]
-            check_out(out, (len(regions), *size_of(size)[::-1], image.channels), image.dtype)
+            shape = len(regions), *size_of(size)[::-1], image.channels
+            check_out(out, shape, image.dtype, on_host=device == "cpu")
         if not len(regions):
             regions = regions_of([(0, 0)], size, plane.level_downsamples[target.level])
             return plane._read_batch(reader, regions, device, ReadOptions(), [(0, 0)])[:0]
@@ -1358,10 +1364,10 @@ class Slide:
         device : str
             Device to return the pixels on, as in `read_region`.
         num_workers : int, optional
-            Number of regions or batches read at the same time, at most 64. With 0, each is read
-            when the caller requests it. The default is 3 for a device, where one call reads several
-            small regions; 2 for the host, where all cores decode each region; and up to 8 for the
-            host if regions are averaged to another resolution.
+            Number of regions or batches read at the same time; 64 if it is larger. With 0, each is
+            read when the caller requests it. The default is 3 for a device, where one call reads
+            several small regions; 2 for the host, where all cores decode each region; and up to 8
+            for the host if regions are averaged to another resolution.
         prefetch_factor : int
             Number of regions or batches that each worker reads ahead of the caller; fewer if they
             would take more than 1 GiB of memory.

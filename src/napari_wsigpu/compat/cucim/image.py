@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from napari_wsigpu.compat.cucim.cache import ImageCache
 from napari_wsigpu.compat.cucim.file import CuFile, CuImageError
 from napari_wsigpu.gpu.device.devices import cuda_index
 from napari_wsigpu.gpu.device.driver import import_cuda
-from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.errors import RegionError, write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,6 +257,24 @@ class CuImage:
         self._check_open()
         pixels = self._file.slide.associated_images[name].read()
         return self._image(_to_device(pixels, str(device)), str(device), None)
+
+    def save(self, path: str) -> None:
+        """Save the pixels of a region as a PPM file; the ending of its name does not matter.
+
+        Raises
+        ------
+        RegionError
+            If this is a slide or a batch, or the pixels are not 8-bit RGB.
+        TargetWriteError
+            If the file cannot be written.
+        """
+        if self._pixels is None or self.ndim != 3 or (self.shape[-1], self.typestr) != (3, "|u1"):
+            raise RegionError("Only regions with 8-bit RGB pixels can be saved; read a region.")
+        pixels: Any = self._pixels
+        pixels = pixels if self.device == "cpu" else pixels.get()
+        header = f"P6\n{self.shape[1]}\n{self.shape[0]}\n255\n"
+        with write_errors(path):
+            Path(path).write_bytes(header.encode() + pixels.tobytes())
 
     def _checked_size(self, size: Iterable[int], level: int) -> Pair:
         levels = self.resolutions["level_dimensions"]

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
     Kwargs = Mapping[str, object] | None
 
+# Attributes that another process computes again.
+DERIVED = "_close", "ts_tifffile", "properties", "associated_images", "zarr_group"
+
 
 class TiffSlide(OpenedSlide):
     """An open slide.
@@ -72,6 +75,13 @@ class TiffSlide(OpenedSlide):
         self._options = dict(tifffile_options or {})
         self.slide = open_input(self._input)
         # Code written for tiffslide often never closes its slides.
+        self._close = weakref.finalize(self, self.slide.close)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name not in DERIVED}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
         self._close = weakref.finalize(self, self.slide.close)
 
     @staticmethod
