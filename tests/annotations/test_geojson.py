@@ -7,6 +7,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from napari_wsigpu import Annotation, measure, read_geojson, write_geojson
 from napari_wsigpu.annotations.geojson import read_features
 from napari_wsigpu.model.errors import AnnotationError, SlideNotFoundError, TargetWriteError
+from napari_wsigpu.model.limits import limits
 
 SQUARE = np.array([(10, 20), (110, 20), (110, 120), (10, 120)], float)
 HOLE = np.array([(30, 40), (50, 40), (50, 60), (30, 60)], float)
@@ -223,6 +225,46 @@ def test_compressed_files(tmp_path):
     assert read_geojson(path)[0].name == "Größe"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(AnnotationError, match="is damaged"):
+        read_geojson(path)
+
+
+@pytest.mark.parametrize("ending", ["geojson", "JSON"])
+def test_archives(tmp_path, ending):
+    plain, path = tmp_path / "slide.geojson", tmp_path / "slide.zip"
+    write_geojson(plain, [Annotation("polygon", (SQUARE,), "Größe")])
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        archive.write(plain, f"objects.{ending}")
+        archive.writestr("readme.txt", "exported")
+    [found], [expected] = read_geojson(path), read_geojson(plain)
+    assert (found.name, found.id) == ("Größe", expected.id)
+    np.testing.assert_array_equal(found.rings[0], SQUARE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    with pytest.raises(AnnotationError, match="is damaged"):
+        read_geojson(path)
+    middle = len(whole) // 3
+    path.write_bytes(whole[:middle] + bytes(20) + whole[middle + 20 :])
+    with pytest.raises(AnnotationError, match="is damaged"):
+        read_geojson(path)
+
+
+@pytest.mark.parametrize("names", [[], ["a.geojson", "b.geojson"]])
+def test_archives_without_exactly_one_list_of_objects(tmp_path, names):
+    path = tmp_path / "slide.zip"
+    with ZipFile(path, "w") as archive:
+        for name in ["readme.txt", *names]:
+            archive.writestr(name, "{}")
+    with pytest.raises(AnnotationError, match=f"contains {len(names)} GeoJSON files; unzip it"):
+        read_geojson(path)
+
+
+def test_archives_that_are_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "geojson_bytes", 1000)
+    path = tmp_path / "slide.zip"
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("a.geojson", " " * 10_000)
+    assert path.stat().st_size < 1000
+    with pytest.raises(AnnotationError, match="is too large"):
         read_geojson(path)
 
 

@@ -443,6 +443,21 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
     qtbot.waitUntil(is_gone)
 
 
+def test_each_of_several_toasts_fades(viewer, qtbot, monkeypatch):
+    monkeypatch.setattr(NapariQtNotification, "DISMISS_AFTER", 50)
+    open_slide_in(viewer)
+    window = viewer.window._qt_window
+    window.activateWindow()
+    qtbot.waitUntil(window.isActiveWindow)
+    # Under the pointer of the display, a toast stays.
+    monkeypatch.setattr(NapariQtNotification, "underMouse", lambda toast: False)
+    monkeypatch.setattr(NapariQtNotification, "enterEvent", lambda toast, event: None)
+    for number in range(3):
+        show_info(f"Number {number}.")
+    assert len(window.findChildren(NapariQtNotification)) == 3
+    qtbot.waitUntil(lambda: not window.findChildren(NapariQtNotification))
+
+
 def test_a_notification_from_a_thread_moves_toasts_in_the_main_thread(viewer, qtbot, monkeypatch):
     open_slide_in(viewer)
     show_info("First.")

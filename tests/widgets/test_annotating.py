@@ -414,6 +414,7 @@ def test_class_chosen_while_drawing_is_for_the_next_object(viewer, dock, slides,
         else:
             drag_and_wait(viewer, (x, y), (x, y) if tool == "Point" else (x + 0.1, y + 0.1))
     press(dock.unclassify)
+    assert "next objects will be 'None'. To change the 'Mitosis'" in dock.status.value
     QTest.qWait(3 * PATIENCE_MS)
     assert classes(layer) == chosen
     # Objects that the user selects are reclassified, also the last one, whose row is selected.
@@ -1730,6 +1731,19 @@ def test_lost_annotations_are_offered_in_a_small_window(viewer, dock, slide_is_o
     assert dock.status.value == "'Recovered': 5 objects."
     assert dock.summary.value.startswith("5 objects, ")
     assert not dock.lost.native.isVisible()
+
+
+@pytest.mark.window
+def test_messages_take_no_room_in_a_low_dock(viewer, dock, slide_is_open, qtbot):
+    path = str(sample_path())
+    lose(path, [Annotation("points", (np.ones((1, 2)),))])
+    slide_is_open(path)
+    window, text, message = main_window(viewer), dock.loss.native, dock.status.native
+    for height in (450, 900, 450):
+        window.resize(700, height)
+        kept = height > 450
+        qtbot.waitUntil(lambda kept=kept: (message.minimumHeight() > 0) == kept)
+        qtbot.waitUntil(lambda: text.height() >= text.heightForWidth(text.width()) > 0)
 
 
 def test_lost_annotations_are_deleted_only_after_a_question(

@@ -247,10 +247,10 @@ def gap(dock, slide_is_open, tmp_path):
 def test_levels_are_named_by_number_scale_and_size(dock, gap):
     """And not as 8x: that is what objectives are called."""
     assert names(dock.level) == [
-        f"level 0  ·  0.5 µm/px  ·  2,400 {TIMES} 2,000 px",
-        f"computed  ·  1 µm/px  ·  1,200 {TIMES} 1,000 px",
-        f"computed  ·  2 µm/px  ·  600 {TIMES} 500 px",
-        f"level 1  ·  4 µm/px  ·  300 {TIMES} 250 px",
+        f"0 · 0.5 µm/px · 2,400 {TIMES} 2,000",
+        f"computed · 1 µm/px · 1,200 {TIMES} 1,000",
+        f"computed · 2 µm/px · 600 {TIMES} 500",
+        f"1 · 4 µm/px · 300 {TIMES} 250",
     ]
 
 
@@ -258,7 +258,7 @@ def test_levels_of_pixels_of_unknown_size_are_named_by_downsample(dock, slide_is
     path = tmp_path / "sizes.tif"
     slides.write_pyramid(path, slides.picture(500, 600), (2,), photometric="rgb")
     slide_is_open(path)
-    assert names(dock.level)[1] == f"level 1  ·  downsample 2  ·  300 {TIMES} 250 px"
+    assert names(dock.level)[1] == f"1 · downsample 2 · 300 {TIMES} 250"
 
 
 def test_a_computed_level_can_be_written(dock, gap, answer, tmp_path, settled):

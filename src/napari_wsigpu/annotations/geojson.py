@@ -12,6 +12,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from typing import BinaryIO
 
     from napari_wsigpu.annotations.annotation import Color, Kind
     from napari_wsigpu.annotations.rings import Ring
@@ -62,7 +64,10 @@ DEEPEST = 64  # levels of nested objects or geometry collections
 LEAST = {"points": 1, "line": 2, "polygon": 3}
 MAX_COORDINATE = 1e12
 # First bytes of a gzip file, and of a JSON escape for a surrogate.
-GZIP, HALF = b"\x1f\x8b", b"\\ud"
+GZIP, ZIP, HALF = b"\x1f\x8b", b"PK\x03\x04", b"\\ud"
+IN_ARCHIVES = ".geojson", ".json"
+# RuntimeError is raised for encrypted archives, NotImplementedError for unusual compressions.
+DAMAGE = EOFError, gzip.BadGzipFile, zlib.error, BadZipFile, RuntimeError
 
 
 def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
@@ -71,8 +76,8 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     Parameters
     ----------
     path : str or PathLike
-        A file, optionally compressed by gzip (``.gz``). It holds a FeatureCollection, a list of
-        features, a feature or a geometry.
+        A file, optionally compressed by gzip (``.gz``) or alone in a ``.zip`` archive. It holds a
+        FeatureCollection, a list of features, a feature or a geometry.
 
     Returns
     -------
@@ -162,12 +167,16 @@ def read_limited(name: str) -> bytes:
         if not stat.S_ISREG(Path(name).stat().st_mode):  # opening a pipe would block
             raise AnnotationError(f"'{name}' is not a regular file; choose another file.")
         with Path(name).open("rb") as file:
-            compressed = file.read(2) == GZIP
+            start = file.read(len(ZIP))
             file.seek(0)
-            text = (gzip.GzipFile(fileobj=file) if compressed else file).read(limit + 1)
+            if start == ZIP:
+                text = _unzipped(name, file, limit + 1)
+            else:
+                is_gzip = start.startswith(GZIP)
+                text = (gzip.GzipFile(fileobj=file) if is_gzip else file).read(limit + 1)
     except SlideError:
         raise
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise AnnotationError(f"'{name}' is damaged ({error}); export it again.") from error
     except OSError as error:
         raise file_error(name, error) from error
@@ -175,6 +184,18 @@ def read_limited(name: str) -> bytes:
         raise AnnotationError(f"{name!r} is not a valid path; choose another file.") from error
     check_bytes(name, text)
     return text
+
+
+def _unzipped(name: str, file: BinaryIO, most: int) -> bytes:
+    """Return up to `most` bytes of the only GeoJSON file in a ZIP archive, as QuPath writes it."""
+    with ZipFile(file) as archive:
+        members = [each for each in archive.namelist() if each.lower().endswith(IN_ARCHIVES)]
+        if len(members) != 1:
+            raise AnnotationError(
+                f"'{name}' contains {len(members)} GeoJSON files; unzip it and choose one."
+            )
+        with archive.open(members[0]) as member:
+            return member.read(most)
 
 
 def check_bytes(name: str, content: bytes) -> None:

@@ -165,13 +165,13 @@ def level_names(slide: Slide) -> list[tuple[int, str]]:
     found = []
     for number, level, *_ in slide.pyramid:
         downsample = level.downsample(base)
-        parts = ["computed" if level.computed else f"level {number}"]
+        parts = ["computed" if level.computed else str(number)]
         if slide.mpp is None:
             parts.append(f"downsample {downsample:.4g}")
         else:
             parts.append(pixel_size(slide.mpp, downsample))
-        parts.append(f"{level.width:,} {TIMES} {level.height:,} px")
-        found.append((number, "  ·  ".join(parts)))
+        parts.append(f"{level.width:,} {TIMES} {level.height:,}")
+        found.append((number, " · ".join(parts)))
     return found
 
 

@@ -58,7 +58,7 @@ LIGHT = 0x26  # opacity of fills, out of 255, which keeps the slide visible
 ELLIPSE_VERTICES = 128
 CENTER = 0.5  # napari's origin is the center of the first pixel, QuPath's its corner
 OF_ALL = 1 / 500  # width of outlines relative to the slide, until the zoom is known
-POINT, SMALLEST_POINT = 20, 8  # size in pixels of level 0, and smallest size on screen
+POINT, SMALLEST_POINT = 20, 12  # size in pixels of level 0, and smallest size on screen
 TRIDENT = "_patches"  # ending of the names of TRIDENT's files of coordinates
 MOST_PIXELS = 1 << 28
 SAME = 1e-3  # pixels
@@ -227,10 +227,12 @@ def _points(annotations: Sequence[Annotation], common: Attributes) -> LayerData:
         for spot in ring
     ]
     owners = [annotation for annotation, _ in spots]
+    colors = _edge_colors(owners)
     attributes = {
         **common,
-        "face_color": _edge_colors(owners),
-        "border_color": "white",
+        # vispy fills half of the smallest points with the border.
+        "face_color": colors,
+        "border_color": colors,
         "size": POINT,
         "canvas_size_limits": (SMALLEST_POINT, 10_000),
         "features": _table(owners),
@@ -319,9 +321,7 @@ def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: b
     }
     if points:
         limits = (SMALLEST_POINT, 10_000)
-        return viewer.add_points(
-            **attributes, size=POINT, border_color="white", canvas_size_limits=limits
-        )
+        return viewer.add_points(**attributes, size=POINT, canvas_size_limits=limits)
     return viewer.add_shapes(**attributes)
 
 
@@ -380,7 +380,7 @@ def set_new_objects(
 
 def colored_parts(layer: Shapes | Points) -> tuple[str, ...]:
     """Return the parts of objects whose colors show their class."""
-    return ("face",) if isinstance(layer, Points) else ("edge", "face")
+    return ("face", "border") if isinstance(layer, Points) else ("edge", "face")
 
 
 def draws(layer: Layer) -> bool:

@@ -86,7 +86,8 @@ def let_toasts_end(event: object = None) -> None:
     """Let notifications fade if they appeared while no window was active; keep them on canvases.
 
     napari sets no interval for their timers. When the mouse leaves such a notification, or a newer
-    one is closed, its timer fires continuously, which occupies a core but closes nothing.
+    one is closed, its timer fires continuously, which occupies a core but closes nothing. And the
+    timers that napari stops when a newer notification appears are never started again.
     """
     for window in {toast.window() for toast in toasts()}:
         keep_toasts_on_canvas(window)
@@ -95,6 +96,10 @@ def let_toasts_end(event: object = None) -> None:
             toast.timer.setSingleShot(True)
             toast.timer.setInterval(toast.DISMISS_AFTER)
             toast.timer.timeout.connect(toast.close_with_fade)
+    for older in toasts()[:-1]:
+        is_held = older.underMouse() or older.property("expanded") or older.timer.isActive()
+        if older.timer.isSingleShot() and older.window().isActiveWindow() and not is_held:
+            older.timer_start()
 
 
 def may_discard(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Folder of the file that the user chose last, in any dialog.
 _last: list[Path] = []
 GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
+GEOJSON_TO_READ = "GeoJSON (*.geojson *.geojson.gz *.json *.zip)"
 
 
 def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:

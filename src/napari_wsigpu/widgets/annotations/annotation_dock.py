@@ -59,6 +59,7 @@ from napari_wsigpu.viewer.view.navigation import center_on_box
 from napari_wsigpu.viewer.window.main_window import may_discard, single_shot, soon
 from napari_wsigpu.viewer.window.saving import (
     GEOJSON,
+    GEOJSON_TO_READ,
     ask_for_file,
     ask_for_folder,
     ask_where_to_save,
@@ -101,6 +102,7 @@ BEYOND = "It is not entirely on the slide."
 SAVED_AT = "saved at"  # metadata key: the OME-Zarr that holds a labels layer
 NOT_SAVED = "Labels are not saved automatically."
 LOST = "An earlier session ended without saving its annotations of '{}'."
+NEXT_ONES = "The next objects will be '{}'. To change the '{}' just drawn, click its row first."
 DELETE = "The lost annotations cannot be restored afterwards. Delete them?"
 SELECT = "Select"
 TOOLS = {
@@ -284,16 +286,21 @@ class Annotations(SlideDock):
             self.level.value = best_level(slide)
         self._lost = [] if slide is None else recovery.orphans(slide.path)
         self.lost.visible = bool(self._lost)
+        soon(self.native, self.on_resized)  # the width of the text is known after the layout
         self._reconnect()
 
     def on_shown(self, spontaneous: bool = False) -> None:
         """Fit the columns once napari's style, which sets the font, is applied."""
         super().on_shown(spontaneous)
-        self.status.reserve(3)
         self._refresh_soon()
         preload()
         if not self._shortcuts:
             self._add_keys()
+
+    def on_resized(self) -> None:
+        """Keep room for messages."""
+        self.reserve(self.status, 3)
+        self.loss.keep_room()
 
     # Display
 
@@ -590,6 +597,8 @@ class Annotations(SlideDock):
             # The object that was drawn last keeps its class, if it has one.
             keeps = self._is_drawn(layer) and layer.features[CLASS].iloc[-1]
             self._classify(layer, () if keeps else layer.selected_data)
+            if keeps and keeps != name:
+                self.status.say(NEXT_ONES.format(name or "None", keeps))
         self._refresh()
         self._mark_class()
         if isinstance(self.viewer.layers.selection.active, Labels):
@@ -696,7 +705,7 @@ class Annotations(SlideDock):
         if slide is None:
             return
         folder = start_folder(slide.path)
-        path = ask_for_file(self.native, "Import annotations", folder, GEOJSON)
+        path = ask_for_file(self.native, "Import annotations", folder, GEOJSON_TO_READ)
         if path:
             name = Path(path).name
             known = self.keeper.snapshot(slide.path)
@@ -714,7 +723,7 @@ class Annotations(SlideDock):
         self, name: str, annotations: list[Annotation], skipped: int = 0, empty: int = 0
     ) -> None:
         """Add objects to the slide; report their number, and those of objects left out."""
-        title = stem_of(name.removesuffix(".gz"))
+        title = stem_of(name.removesuffix(".gz").removesuffix(".zip"))
         layers = annotation_layers(annotations, title, self.layer_of_slide())
         tools = [tool for tool, chosen in self.tools.items() if chosen.native.isChecked()]
         count = 0  # as in the table, which lists each of several points

@@ -43,6 +43,7 @@ LEAST_CANVAS = 500  # width in pixels that docks leave for the canvas
 LEAST_SHARE = 0.45  # the same, relative to the window's width
 PREFERRED_WIDTH = 32  # times the height of a line of text
 MARGIN = 6  # pixels
+ROOMY = 14  # lines of text that a dock must have room for before it reserves some for messages
 SHARE_OF_HEIGHT = 0.75  # height of a dock that shares a column with the list of layers
 LAYER_EVENTS = "inserted", "removed", "reordered", "renamed"
 
@@ -94,6 +95,11 @@ class SlideDock(Panel):
         for name in LAYER_EVENTS:  # napari connects these, and never disconnects them
             event = getattr(viewer.layers.events, name)
             self.at_end.append(partial(event.disconnect, self.reset_choices))
+
+    def reserve(self, message: Text, lines: int) -> None:
+        """Keep room for the lines of a message, unless the dock is low."""
+        line = message.native.fontMetrics().lineSpacing()
+        message.reserve(lines if self.native.height() >= ROOMY * line else 0)
 
     def add_details(self, inner: Container, *below: Widget) -> None:
         """Add a container that is shown with a slide, and widgets that are always shown below."""

@@ -241,8 +241,12 @@ class RegionExport(SlideDock):
         """Update the summary when the dock becomes visible."""
         super().on_shown(spontaneous)
         retain_size(self.progress)
-        self.status.reserve(4)
+        self.on_resized()
         self._update()
+
+    def on_resized(self) -> None:
+        """Keep room for messages."""
+        self.reserve(self.status, 4)
 
     def on_hidden(self) -> None:
         """Stop updating the summary."""

@@ -84,7 +84,7 @@ class Text(Label):  # type: ignore[misc]
     def reserve(self, lines: int) -> None:
         """Keep room for a number of lines, also without text, so that nothing else moves."""
         label: QLabel = self.native
-        retain_size(self)
+        retain_size(self, kept=bool(lines))
         label.setMinimumHeight(lines * label.fontMetrics().lineSpacing())
 
     def keep_room(self) -> None:
@@ -94,10 +94,10 @@ class Text(Label):  # type: ignore[misc]
         label.setMinimumHeight(max(label.heightForWidth(label.width()), 0))
 
 
-def retain_size(widget: Widget) -> None:
+def retain_size(widget: Widget, *, kept: bool = True) -> None:
     """Keep the room of a widget while it is hidden, so that nothing else moves."""
     policy = widget.native.sizePolicy()
-    policy.setRetainSizeWhenHidden(True)
+    policy.setRetainSizeWhenHidden(kept)
     widget.native.setSizePolicy(policy)
 
 
