@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.color import is_srgb
@@ -12,13 +13,12 @@ from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import AssociatedLayout
     from napari_wsigpu.reading.level import LevelArray
-    from napari_wsigpu.slide.slide import Slide
 
 
 @dataclass(eq=False, repr=False)
@@ -94,5 +94,6 @@ class AssociatedImage:
         return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"
 
 
-def _of_slide(slide: Slide, name: str) -> AssociatedImage:
-    return slide.associated_images[name]
+def _of_slide(slide: object, name: str) -> AssociatedImage:
+    images: Mapping[str, AssociatedImage] = attrgetter("associated_images")(slide)
+    return images[name]
