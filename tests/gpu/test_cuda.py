@@ -62,7 +62,8 @@ import numpy as np
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.gpu.device.cuda import PinnedMemory
 
-device = runtime.default().devices.worker(0).device
+worker = runtime.default().devices.worker(0)
+device = worker.device
 
 if len(sys.argv) > 2:
     device.pinned = PinnedMemory(cupy, int(sys.argv[2]))
@@ -71,7 +72,7 @@ with open_slide(sys.argv[1], device="cpu") as slide:
 with open_slide(sys.argv[1], device="cuda") as slide:
     found = slide.levels[0][...].astype(int)
     decoded = slide.stats()["decoded"]
-path = device.decoder("jpeg")[1]
+path = worker.active_engine("jpeg")
 print(json.dumps([path, int(abs(found - expected).max()), decoded.get("nvimagecodec", 0)]))
 """
 
