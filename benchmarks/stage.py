@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -13,11 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from napari import Viewer
     from numpy.typing import NDArray
+
+    from napari_wsigpu.native import Core
 
 CANVAS = (1200, 950)
 SCREEN = "2000x1300x24"
@@ -58,6 +63,11 @@ def run_part(module: str, arguments: Sequence[str], timeout: float, *, gpu: bool
         subprocess.run(command, env=environment, check=True, timeout=timeout)
 
 
+def record_at(address: int, dtype: np.dtype[Any]) -> Any:
+    """Return a record of the native core by its address."""
+    return np.frombuffer(ctypes.string_at(address, dtype.itemsize), dtype)[0]
+
+
 class SlowDecoder:
     """Delay the decoding of each stored tile on the CPU, and count the tiles.
 
@@ -70,6 +80,7 @@ class SlowDecoder:
     """
 
     def __init__(self) -> None:
+        from napari_wsigpu import native
         from napari_wsigpu.codecs import cpu, tile
         from napari_wsigpu.viewer.contributions import slide_reader as reader  # noqa: F401  brings in all that may decode
 
@@ -84,13 +95,45 @@ class SlowDecoder:
                 for variable, value in list(vars(module).items()):
                     if value is self._decode:
                         setattr(module, variable, self._decode_late)
+        if native.core is not None:
+            self._slow_down(native.core)
 
     def _decode_late(self, *arguments: Any) -> NDArray[Any]:
-        with self._lock:
-            self.tiles += 1
-        if self.seconds:
-            time.sleep(self.seconds)
+        self._delay(1)
         return self._decode(*arguments)
+
+    def _delay(self, tiles: int, threads: int = 1) -> None:
+        """Count tiles, and sleep as long as threads would that decode them."""
+        with self._lock:
+            self.tiles += tiles
+        if self.seconds and tiles:
+            time.sleep(self.seconds * -(-tiles // threads))
+
+    def _slow_down(self, core: Core) -> None:
+        """Delay the native core, too."""
+        from napari_wsigpu.native.tables import FORMAT, HELD
+
+        read_tiles, read_region = core.read_tiles, core.read_region
+
+        def read_tiles_late(form: int, tiles: Any, *more: Any, **options: Any) -> Any:
+            self._delay(int((tiles["status"] != HELD).sum()), options.get("threads", 1))
+            return read_tiles(form, tiles, *more, **options)
+
+        def read_region_late(
+            file: int, version: Any, form: int, level: int, area: Any, target: Any,
+            tiles: Any = None, threads: int = 1,
+        ) -> int:  # fmt: skip
+            held = 0 if tiles is None else int((tiles["status"] == HELD).sum())
+            size = read_region(file, version, form, level, area, target, tiles, threads)
+            if size >= 0:  # otherwise the tiles are read again
+                high, wide = record_at(form, FORMAT)[["height", "width"]].item()
+                left, top, width, height = area
+                rows = -(-(top + height) // high) - top // high
+                columns = -(-(left + width) // wide) - left // wide
+                self._delay(rows * columns - held, threads)
+            return size
+
+        vars(core).update(read_tiles=read_tiles_late, read_region=read_region_late)
 
 
 def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
