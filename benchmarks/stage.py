@@ -71,6 +71,12 @@ def record_at(address: int, dtype: np.dtype[Any]) -> Any:
 class SlowDecoder:
     """Delay the decoding of each stored tile on the CPU, and count the tiles.
 
+    Parameters
+    ----------
+    slow : bool
+        Whether tiles will be delayed. Python decodes them then, one by one, as it decodes all kinds
+        that take long.
+
     Attributes
     ----------
     seconds : float
@@ -79,7 +85,7 @@ class SlowDecoder:
         Tiles decoded so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, slow: bool) -> None:
         from napari_wsigpu import native
         from napari_wsigpu.codecs import cpu, tile
         from napari_wsigpu.viewer.contributions import slide_reader as reader  # noqa: F401  brings in all that may decode
@@ -95,31 +101,31 @@ class SlowDecoder:
                 for variable, value in list(vars(module).items()):
                     if value is self._decode:
                         setattr(module, variable, self._decode_late)
-        if native.core is not None:
-            self._slow_down(native.core)
+        if slow:
+            vars(native)["core"] = None
+        elif native.core is not None:
+            self._count_tiles_of(native.core)
 
     def _decode_late(self, *arguments: Any) -> NDArray[Any]:
-        self._delay(1)
+        self._count(1)
+        if self.seconds:
+            time.sleep(self.seconds)
         return self._decode(*arguments)
 
-    def _delay(self, tiles: int, threads: int = 1) -> None:
-        """Count tiles, and sleep as long as threads would that decode them."""
+    def _count(self, tiles: int) -> None:
         with self._lock:
             self.tiles += tiles
-        if self.seconds and tiles:
-            time.sleep(self.seconds * -(-tiles // threads))
 
-    def _slow_down(self, core: Core) -> None:
-        """Delay the native core, too."""
+    def _count_tiles_of(self, core: Core) -> None:
         from napari_wsigpu.native.tables import FORMAT, HELD
 
         read_tiles, read_region = core.read_tiles, core.read_region
 
-        def read_tiles_late(form: int, tiles: Any, *more: Any, **options: Any) -> Any:
-            self._delay(int((tiles["status"] != HELD).sum()), options.get("threads", 1))
+        def counted_tiles(form: int, tiles: Any, *more: Any, **options: Any) -> Any:
+            self._count(int((tiles["status"] != HELD).sum()))
             return read_tiles(form, tiles, *more, **options)
 
-        def read_region_late(
+        def counted_region(
             file: int, version: Any, form: int, level: int, area: Any, target: Any,
             tiles: Any = None, threads: int = 1,
         ) -> int:  # fmt: skip
@@ -130,10 +136,10 @@ class SlowDecoder:
                 left, top, width, height = area
                 rows = -(-(top + height) // high) - top // high
                 columns = -(-(left + width) // wide) - left // wide
-                self._delay(rows * columns - held, threads)
+                self._count(rows * columns - held)
             return size
 
-        vars(core).update(read_tiles=read_tiles_late, read_region=read_region_late)
+        vars(core).update(read_tiles=counted_tiles, read_region=counted_region)
 
 
 def open_viewer(window: tuple[int, int] | None = None) -> Viewer:

@@ -264,7 +264,7 @@ class Film:
 
 def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[str, Any]:
     """Walk once, and return the measurements."""
-    decoder, collections = SlowDecoder(), CollectionClock()
+    decoder, collections = SlowDecoder(slow=cost_ms > 0), CollectionClock()
     slices, heartbeat = SliceClock(collections), Heartbeat(collections)
     get_settings().experimental.async_ = mode == "async"
     viewer = open_viewer()
