@@ -54,11 +54,12 @@ PARTS = "parts"  # metadata key: number of rings of each object that has several
 DRAWN = "drawn"  # metadata key: UUID from which objects without an id of their own derive one
 CODES = "codes"  # metadata key: `extra` with the DICOM codes of each class
 RED: Color = (255, 0, 0)  # color of objects without a class, as in QuPath
+RIM = 0.5  # brightness of the border of a point, relative to the point
 LIGHT = 0x26  # opacity of fills, out of 255, which keeps the slide visible
 ELLIPSE_VERTICES = 128
 CENTER = 0.5  # napari's origin is the center of the first pixel, QuPath's its corner
 OF_ALL = 1 / 500  # width of outlines relative to the slide, until the zoom is known
-POINT, SMALLEST_POINT = 20, 12  # size in pixels of level 0, and smallest size on screen
+POINT, SMALLEST_POINT = 20, 14  # size in pixels of level 0, and smallest size on screen
 TRIDENT = "_patches"  # ending of the names of TRIDENT's files of coordinates
 MOST_PIXELS = 1 << 28
 SAME = 1e-3  # pixels
@@ -230,9 +231,8 @@ def _points(annotations: Sequence[Annotation], common: Attributes) -> LayerData:
     colors = _edge_colors(owners)
     attributes = {
         **common,
-        # vispy fills half of the smallest points with the border.
         "face_color": colors,
-        "border_color": colors,
+        "border_color": rims(colors),
         "size": POINT,
         "canvas_size_limits": (SMALLEST_POINT, 10_000),
         "features": _table(owners),
@@ -264,6 +264,14 @@ def _is_rectangle(rings: Sequence[Array]) -> bool:
 def _edge_colors(annotations: Sequence[Annotation]) -> Array:
     colors = [(*(annotation.color or RED), 255) for annotation in annotations]
     return np.array(colors) / 255
+
+
+def rims(colors: Array) -> Array:
+    """Return darker shades of RGBA colors, for points.
+
+    vispy fills half of the smallest points with the border, so it has to show the color, too.
+    """
+    return colors * (*[RIM] * 3, 1)
 
 
 def _table(annotations: Sequence[Annotation]) -> Attributes:

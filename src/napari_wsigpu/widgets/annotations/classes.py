@@ -17,6 +17,7 @@ from napari_wsigpu.viewer.annotations.annotation_layers import (
     CLASS,
     LIGHT,
     colored_parts,
+    rims,
     set_new_objects,
 )
 
@@ -100,11 +101,13 @@ def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str)
         set_texts(layer, CLASS, rows, name)
     parts = colored_parts(layer)
     light = f"{color}{LIGHT:02x}" if "edge" in parts else color  # of the fill of an outline
-    new_colors = {part: light if part == "face" else color for part in parts}
+    of_parts = {"face": transform_color(light), "edge": transform_color(color)}
+    of_parts["border"] = rims(of_parts["edge"])
+    new_colors = {part: of_parts[part][0] for part in parts}
     set_new_objects(layer, {CLASS: name}, new_colors)
     for part, new_color in new_colors.items() if rows else ():
         colors = np.array(getattr(layer, f"{part}_color"))
-        colors[rows] = transform_color(new_color)
+        colors[rows] = new_color
         setattr(layer, f"{part}_color", colors)
 
 
