@@ -925,8 +925,11 @@ def test_rows_of_several_layers_are_classified_and_deleted_together(viewer, dock
     assert list(points.features["class"]) == ["Tumor", ""]
     press(dock.undo)
     assert [*shapes.features["class"], *points.features["class"]] == ["", "", ""]
-    click_row(dock, 0)
-    QTest.mouseClick(table.viewport(), Qt.LeftButton, Qt.ControlModifier, place)
+    for step, expected in ((dock.redo, "Tumor"), (dock.undo, "")):
+        press(step)
+        QTest.qWait(3 * PATIENCE_MS)
+        assert dock.table.selection == [0, 1]
+        assert [*shapes.features["class"], points.features["class"][0]] == [expected] * 2
     QTest.keyClick(table, Qt.Key_Delete)
     QTest.qWait(SETTLED_MS)
     assert (len(shapes.data), len(points.data)) == (0, 1)

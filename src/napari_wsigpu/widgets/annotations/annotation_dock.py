@@ -671,9 +671,22 @@ class Annotations(SlideDock):
     def _undo(self, *, again: bool = False) -> None:
         if self.slide is not None:
             self.status.say("")
+            # The first change would end a selection in several layers.
+            together, self._together = self._together, []
             self.keeper.undo(self.slide, again=again)
+            self._select_together(together)
             self._refresh()
             self._mark_class()
+
+    def _select_together(self, layers: Iterable[Shapes | Points]) -> None:
+        """Go on with a selection in several layers, as far as their objects are still selected."""
+        kept = [each for each in layers if each in self.viewer.layers and each.selected_data]
+        self._together = kept if len(kept) > 1 else []
+        for each in self._together:
+            each.update_highlight_visibility(True)
+        for each in kept if not self._together else ():
+            if each != self.active_layer():
+                each.selected_data = set()
 
     def _undo_by_key(self, *, again: bool = False) -> None:
         active = self.viewer.layers.selection.active
