@@ -124,6 +124,23 @@ def test_missing_keys_list_the_existing_ones(opened):
     assert pickle.loads(pickle.dumps(slide.metadata)) == slide.metadata
 
 
+def test_errors_keep_their_cause(opened, monkeypatch):
+    slide, _ = opened
+    cause, raised = ValueError("of the driver"), [DeviceError("The device failed.")]
+
+    def fail(*_):
+        raise raised[0] from cause
+
+    monkeypatch.setattr(slide._reader, "read", fail)
+    with pytest.raises(DeviceError) as info:
+        slide.levels[0][::2]
+    assert info.value.__cause__ is cause
+    raised[0] = RuntimeError("can't start new thread")
+    with pytest.raises(SlideError, match="No more threads can be started") as info:
+        slide.levels[0][::2]
+    assert info.value.__cause__ is raised[0]
+
+
 def test_levels_out_of_range_say_how_many_there_are(opened):
     slide, _ = opened
     for index in (9, -10):

@@ -219,10 +219,10 @@ def device_error(device: str, error: Exception) -> DeviceError:
     return DeviceError(f"'{device}' failed ({error}); use device='cpu', or restart the process.")
 
 
-def thread_error(error: RuntimeError) -> Exception:
-    """Return the error for a thread that can't be started, or any other error unchanged."""
+def thread_error(error: RuntimeError) -> SlideError | None:
+    """Return the error for a thread that can't be started; None for any other error."""
     if "start new thread" not in str(error):
-        return error
+        return None
     return SlideError(
         "No more threads can be started, because this process or its user has reached a limit; end "
         "other threads or processes, or raise the limit (ulimit -u)."

@@ -694,7 +694,10 @@ class Slide:
                 "parts, or release other arrays."
             ) from None
         except RuntimeError as error:
-            raise thread_error(error) from error
+            refused = thread_error(error)
+            if refused is None:
+                raise  # a `DeviceError` keeps its cause
+            raise refused from error
 
     def _image_reader(self, index: int) -> RegionReader:
         return self._associated_readers.get(index, self._reader)
