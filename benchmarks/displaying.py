@@ -32,14 +32,12 @@ from benchmarks.walking import Pose, add_slide, go_to
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.viewer.drawing.progressive import display_of
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
 from napari_wsigpu.viewer.session.new_slides import complete_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from napari import Viewer
-    from napari.layers import Image
     from numpy.typing import NDArray
 
     from napari_wsigpu import Slide
@@ -270,11 +268,9 @@ class Stage:
         self.viewer = open_viewer(window)
         self.bytes = Bytes(cuda=device != "cpu")
         begin = time.perf_counter()
-        self.layer: Image = add_slide(self.viewer, mode, path)
+        self.layer, slide = add_slide(self.viewer, mode, path)
         self.opening = time.perf_counter() - begin
         self.layer.interpolation2d = "nearest"  # show stored pixels, which can be compared
-        slide = slide_of(self.layer)
-        assert slide is not None
         self.slide: Slide = slide
         self.slide.device = device
         settle(0.5)

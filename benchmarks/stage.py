@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from napari import Viewer
     from numpy.typing import NDArray
-
-    from napari_wsigpu.native import Core
 
 CANVAS = (1200, 950)
 SCREEN = "2000x1300x24"
@@ -63,13 +57,8 @@ def run_part(module: str, arguments: Sequence[str], timeout: float, *, gpu: bool
         subprocess.run(command, env=environment, check=True, timeout=timeout)
 
 
-def record_at(address: int, dtype: np.dtype[Any]) -> Any:
-    """Return a record of the native core by its address."""
-    return np.frombuffer(ctypes.string_at(address, dtype.itemsize), dtype)[0]
-
-
 class SlowDecoder:
-    """Delay the decoding of each stored tile on the CPU, and count the tiles.
+    """Delay the decoding of each stored tile on the CPU.
 
     Parameters
     ----------
@@ -81,8 +70,6 @@ class SlowDecoder:
     ----------
     seconds : float
         Delay per tile; the decoding thread sleeps.
-    tiles : int
-        Tiles decoded so far.
     """
 
     def __init__(self, *, slow: bool) -> None:
@@ -91,8 +78,6 @@ class SlowDecoder:
         from napari_wsigpu.viewer.contributions import slide_reader as reader  # noqa: F401  brings in all that may decode
 
         self.seconds = 0.0
-        self.tiles = 0
-        self._lock = threading.Lock()
         self._decode: Callable[..., NDArray[Any]] = tile.decode_tile
         # Disable the native path, which this class cannot delay.
         vars(cpu)["whole_tile_decoder"] = lambda batch: None
@@ -103,43 +88,11 @@ class SlowDecoder:
                         setattr(module, variable, self._decode_late)
         if slow:
             vars(native)["core"] = None
-        elif native.core is not None:
-            self._count_tiles_of(native.core)
 
     def _decode_late(self, *arguments: Any) -> NDArray[Any]:
-        self._count(1)
         if self.seconds:
             time.sleep(self.seconds)
         return self._decode(*arguments)
-
-    def _count(self, tiles: int) -> None:
-        with self._lock:
-            self.tiles += tiles
-
-    def _count_tiles_of(self, core: Core) -> None:
-        from napari_wsigpu.native.tables import FORMAT, HELD
-
-        read_tiles, read_region = core.read_tiles, core.read_region
-
-        def counted_tiles(form: int, tiles: Any, *more: Any, **options: Any) -> Any:
-            self._count(int((tiles["status"] != HELD).sum()))
-            return read_tiles(form, tiles, *more, **options)
-
-        def counted_region(
-            file: int, version: Any, form: int, level: int, area: Any, target: Any,
-            tiles: Any = None, threads: int = 1,
-        ) -> int:  # fmt: skip
-            held = 0 if tiles is None else int((tiles["status"] == HELD).sum())
-            size = read_region(file, version, form, level, area, target, tiles, threads)
-            if size >= 0:  # otherwise the tiles are read again
-                high, wide = record_at(form, FORMAT)[["height", "width"]].item()
-                left, top, width, height = area
-                rows = -(-(top + height) // high) - top // high
-                columns = -(-(left + width) // wide) - left // wide
-                self._count(rows * columns - held)
-            return size
-
-        vars(core).update(read_tiles=counted_tiles, read_region=counted_region)
 
 
 def open_viewer(window: tuple[int, int] | None = None) -> Viewer:

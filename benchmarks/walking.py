@@ -29,7 +29,7 @@ from benchmarks.stage import (
     settle,
 )
 from napari_wsigpu import open_slide
-from napari_wsigpu.viewer.layers.slide_layers import slide_layers
+from napari_wsigpu.viewer.layers.slide_layers import slide_layers, slide_of
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -112,14 +112,25 @@ def pose_at(legs: list[Leg], time: float) -> Pose:
     return legs[-1].end
 
 
-def add_slide(viewer: Viewer, mode: str, path: Path) -> Image:
+def add_slide(viewer: Viewer, mode: str, path: Path) -> tuple[Image, Slide]:
     """Open a slide in one of the compared modes."""
     if mode == "ours":
-        return viewer.open(path, plugin="napari-wsigpu")[0]
-    levels, attributes, _ = slide_layers(open_slide(path))[0]
+        [layer] = viewer.open(path, plugin="napari-wsigpu")
+        slide = slide_of(layer)
+        assert slide is not None
+        return layer, slide
+    slide = open_slide(path)
+    levels, attributes, _ = slide_layers(slide)[0]
     if mode == "dask":
-        return viewer.add_image([level.to_dask(tiles=1) for level in levels], **attributes)
-    return viewer.add_image(levels, **attributes)
+        levels = [level.to_dask(tiles=1) for level in levels]
+    return viewer.add_image(levels, **attributes), slide
+
+
+def decoded_tiles(slide: Slide) -> int:
+    """Return how many tiles of a slide were decoded so far."""
+    decoded = slide.stats()["decoded"]
+    assert isinstance(decoded, dict)
+    return sum(decoded.values())
 
 
 class View:
@@ -211,12 +222,12 @@ class Waiting:
             self._loop.quit()
 
 
-def rest(decoder: SlowDecoder) -> None:
-    """Wait until all decoding has finished."""
-    tiles = -1
-    while tiles != decoder.tiles:
-        tiles = decoder.tiles
-        settle(0.7 + 2 * decoder.seconds)
+def rest(slide: Slide, seconds: float) -> None:
+    """Wait until all decoding has finished, of which each tile takes so long."""
+    before, tiles = -1, decoded_tiles(slide)
+    while tiles != before:
+        settle(0.7 + 2 * seconds)
+        before, tiles = tiles, decoded_tiles(slide)
 
 
 def go_to(viewer: Viewer, layer: Image, pose: Pose) -> None:
@@ -274,7 +285,7 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
 
     decoder.seconds = cost_ms / 1e3
     begin = time.perf_counter()
-    layer = add_slide(viewer, mode, path)
+    layer, slide = add_slide(viewer, mode, path)
     opening = time.perf_counter() - begin
     fit_canvas(viewer)
     viewer.reset_view()
@@ -283,11 +294,11 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
     end = legs[-1].end
     view = View(reference, end)
     decoder.seconds = cost_ms / 1e3
-    rest(decoder)
+    rest(slide, decoder.seconds)
 
     refreshes: list[float] = []
     layer.events.set_data.connect(lambda: refreshes.append(time.perf_counter()))
-    decoded = decoder.tiles
+    decoded = decoded_tiles(slide)
     slices.slices.clear()
     heartbeat.start()
     begin = time.perf_counter()
@@ -321,7 +332,7 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
         "blank_worst_percent": 100 * max(frame.blank for frame in seen),
         "blank_frames": sum(frame.blank > 0 for frame in seen),
         "to_exact_ms": None if to_exact is None else to_exact * 1e3,
-        "tiles": decoder.tiles - decoded,
+        "tiles": decoded_tiles(slide) - decoded,
         "level": int(layer.data_level),
         "longest_slices": _longest(slices.slices, begin),
         "longest_stalls": _longest(heartbeat.gaps, begin),
