@@ -135,6 +135,9 @@ class HostDevice:
     def new_stream(self):
         return HostStream(self)
 
+    def current_stream(self):
+        return HostStream(self)
+
     def as_stream(self, stream):
         self.given_stream = stream
         return HostStream(self)

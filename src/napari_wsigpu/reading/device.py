@@ -84,6 +84,8 @@ class DeviceBackend:
     ----------
     parts, decoder, tiles
         As given.
+    worker : DecodeWorker
+        The worker of the device.
     device : CudaDevice
         The device.
     """
@@ -98,7 +100,7 @@ class DeviceBackend:
         self.decoder = decoder
         self.tiles = tiles
         self.device = decoder.worker.device
-        self._worker = decoder.worker
+        self.worker = decoder.worker
         self._distrusted = False
         self._released = False
 
@@ -203,7 +205,8 @@ class DeviceBackend:
             return target
 
         try:
-            return self.work(task, stream)
+            # New arrays are in the pool of the current stream: on this stream, no event is needed.
+            return self.work(task, self.device.current_stream() if stream is None else stream)
         except MemoryError:
             raise _too_large(pixels.nbytes, self.device.name) from None
 
@@ -225,7 +228,7 @@ class DeviceBackend:
         self._released = True
         self.forget_tiles()
         self.tiles.trim()
-        self._worker.trim()
+        self.worker.trim()
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> AnyArray:
         """Return a new device array.
@@ -337,7 +340,7 @@ class DeviceBackend:
             self.parts.log.count(bytes_read=int(stacked.stacked.scans["length"].sum()))
             return stacked
         offsets, lengths = image.grid.ranges(*tiles.T)
-        joined = source.read_joined(offsets.ravel(), lengths.ravel(), self._worker.acquire_buffer)
+        joined = source.read_joined(offsets.ravel(), lengths.ravel(), self.worker.acquire_buffer)
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
 
@@ -372,7 +375,7 @@ class DeviceBackend:
                 self.tiles.keep(stays, self.parts.number, batch.plan.image, size, places)
         finally:
             self.tiles.unpin(reserved)
-        self._worker.release_buffer(buffer)
+        self.worker.release_buffer(buffer)
         count, by_cpu = len(batch.tiles), pending.on_cpu
         log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=count - by_cpu)
         log.count(bytes_decoded=(count - len(failed)) * image.tile_bytes)
@@ -394,10 +397,10 @@ class DeviceBackend:
         if given is not None:
             yield self.device.as_stream(given)
             return
-        stream = self._worker.acquire_stream()
+        stream = self.worker.acquire_stream()
         yield stream
         # Skipped after an error: a stream whose work has failed must not be used again.
-        self._worker.release_stream(stream)
+        self.worker.release_stream(stream)
 
     def _fill(self, image: LevelLayout, canvas: DeviceCanvas) -> None:
         """Fill the canvas with the background."""

@@ -160,14 +160,22 @@ class RegionReader:
         Returns
         -------
         cupy.ndarray, shape (height, width, channels), or None
-            None if the region needs a plan.
+            None if the region needs a plan, or a GPU is chosen.
         """
+        if self.offload.index is not None:
+            return None
         backend, image = self.backend(device), self._images[number]
         shape = region.height, region.width, image.channels
-        pixels = backend.device.staging(shape, image.dtype)
-        if self._host.read_small(number, region, pixels) is not None:
+        try:
+            buffer = backend.worker.acquire_buffer(math.prod(shape) * image.dtype.itemsize)
+        except MemoryError:
             return None
-        return backend.send(pixels, out, stream)
+        pixels = np.frombuffer(buffer, image.dtype, math.prod(shape)).reshape(shape)
+        sent = None
+        if self._host.read_small(number, region, pixels) is None:
+            sent = backend.send(pixels, out, stream)
+        backend.worker.release_buffer(buffer)
+        return sent
 
     def held(self, number: int, regions: Regions) -> Mask:
         """Return the mask of the pixels that the file holds; see `find_held`.

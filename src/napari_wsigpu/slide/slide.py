@@ -877,6 +877,10 @@ class Slide:
                 raise RegionError("Composites are RGB pixels on the CPU; omit device and color.")
             return plane._read_composite(location, size, level, mpp, composite)
         if device != "cpu" or mpp is not None or color != "stored":
+            if device != "cpu" and mpp is None and color == "stored":
+                sent = plane._send_small(location, size, level, device, out, stream)
+                if sent is not None:
+                    return sent
             keep: Keep = "all" if device == "cpu" else "recurring"
             options = ReadOptions(keep=keep, table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
@@ -998,17 +1002,7 @@ class Slide:
             shape = *regions.shapes[0], image.channels
             check_out(out, shape, image.dtype, on_host=False)
         height, width = regions.shapes[0]
-        is_small = height * width <= SMALL_PIXELS
-        as_stored = mpp is None and options.table is None
-        # If a GPU is chosen, it is never bypassed.
-        if is_small and as_stored and self._reader.offload.index is None:
-            region = Rect(*regions.corners[0], height, width)
-            sent = self._guarded(
-                lambda: self._reader.send_small(target.level, region, device, out, stream)
-            )
-            if sent is not None:
-                return sent if out is None else out
-        if out is not None or stream is not None or not is_small:
+        if out is not None or stream is not None or height * width > SMALL_PIXELS:
             read = partial(reader.read_to_device, regions, device, out, stream, options)
             pixels = self._guarded(read)
             return pixels[0] if out is None else out
@@ -1043,11 +1037,34 @@ class Slide:
             None if the pixels were read. Otherwise the region needs a plan, with this value of
             `ReadOptions.keep`.
         """
+        level, rect = self._rect(location, size, level)
+        return self._read_rect(level, self._images[level], rect, channels)
+
+    def _send_small(
+        self,
+        location: Pair,
+        size: Pair,
+        level: int,
+        device: str,
+        out: DeviceArray | None,
+        stream: int | cupy.cuda.Stream | None,
+    ) -> AnyArray | None:
+        """Read a region as `_read_small` does, and copy it to a device; None if it needs a plan."""
+        level, rect = self._rect(location, size, level)
+        if rect.height * rect.width > SMALL_PIXELS:
+            return None
+        if out is not None:
+            image = self._images[level]
+            shape = rect.height, rect.width, image.channels
+            check_out(out, shape, image.dtype, on_host=False)
+        return self._reader.send_small(level, rect, device, out, stream)
+
+    def _rect(self, location: Pair, size: Pair, level: int) -> tuple[int, Rect]:
+        """Check a level; return its number, and a region in its pixels."""
         self._reopen_if_forked()
         if type(level) is not int or not 0 <= level < len(self._downsamples):
             level = self._check_level(level)
-        rect = region_of(location, size, self._downsamples[level])
-        return self._read_rect(level, self._images[level], rect, channels)
+        return level, region_of(location, size, self._downsamples[level])
 
     def _read_rect(
         self, number: int, image: LevelLayout, rect: Rect, channels: int = 0

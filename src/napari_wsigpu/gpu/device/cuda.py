@@ -150,6 +150,11 @@ class CudaDevice:
             stream: Stream = self._cupy.cuda.Stream(non_blocking=True)
         return stream
 
+    def current_stream(self) -> Stream:
+        """Return the thread's current stream, on which CuPy allocates."""
+        stream: Stream = self._cupy.cuda.get_current_stream(self.index)
+        return stream
+
     def as_stream(self, stream: int | Stream) -> Stream:
         """Wrap a caller's stream: a ``cudaStream_t`` as an integer, or an object with ``ptr``.
 
