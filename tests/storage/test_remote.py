@@ -114,6 +114,15 @@ def asked(server):
     return found
 
 
+def test_forgotten_sources_are_closed_at_exit(url):
+    code = (
+        "from napari_wsigpu.storage.remote.remote_source import RemoteSource\n"
+        f"source = RemoteSource.connect({url!r})\nsource.read([(5, 100)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stderr == b""
+
+
 def test_reads_ranges(source):
     size = len(CONTENT)
     ranges = [

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from base64 import b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 from napari_wsigpu.model.errors import SlideNotFoundError, SlideReadError, UnsupportedSlideError
 from napari_wsigpu.model.limits import limits
@@ -48,6 +50,7 @@ RETRIES, RETRY_SECONDS = 4, 20
 PAUSES = (0.1, 0.3, 1.0)
 
 _first_process: int | None = None
+_connections: WeakSet[Connection] = WeakSet()
 
 Result = TypeVar("Result")
 
@@ -93,6 +96,7 @@ class Connection:
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread, Store] | None = None
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._chunk = CHUNK
+        _connections.add(self)
 
     def get(
         self,
@@ -303,6 +307,14 @@ def _version(meta: ObjectMeta) -> str:
         return f"{ENTITY_TAG}{meta['e_tag']}"
     modified = meta["last_modified"]
     return str(modified.isoformat()) if modified.timestamp() else ""
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close sockets that scripts left open, as aiohttp would warn about each."""
+    if _first_process == os.getpid():
+        for connection in list(_connections):
+            connection.close()
 
 
 def _check_process(name: str) -> None:
