@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A level that is coarser by this factor has about an eighth of the tiles, so it is shown first.
 PREVIEW_STEP = 2.8
 # There is no preview if its missing tiles exceed this share of the view's missing tiles.
-PREVIEW_SHARE = 1 / 4
+PREVIEW_SHARE = 1 / 8
 
 
 def own_tiles(picture: AnyPicture) -> list[TileKey]:
