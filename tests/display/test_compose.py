@@ -65,6 +65,36 @@ def test_composite_equals_the_reference(core, dtype, channels, inverted):
     assert np.abs(found - expected).max(initial=0) <= 1
 
 
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_changes_are_added_to_kept_sums(core, data):
+    rng = np.random.default_rng(2)
+    every = [rng.integers(0, 30_000, (7, 600), np.uint16) for _ in range(4)]
+    composite, sums = None, np.full((7, 600, 4), np.nan, np.float32)
+    for _ in range(4):
+        before = composite
+        channels = [data.draw(styles()) for _ in every] if before is None else [*before.channels]
+        channels[data.draw(st.integers(0, 3))] = data.draw(styles())
+        composite = Composite(tuple(channels), data.draw(st.booleans()))
+        pixels = [every[index] for index in composite.visible]
+        found = compose(pixels, composite, (7, 600), sums, before)
+        black = np.full((7, 600, 3), 255 * composite.inverted)
+        expected = reference(pixels, composite) if pixels else black
+        assert np.abs(found - expected).max() <= 1
+
+
+def test_kept_sums_are_used(core):
+    style = ChannelStyle("", "#ffffff", (0, 255))
+    dark, bright = np.zeros((2, 4), np.uint8), np.full((2, 4), 255, np.uint8)
+    before, pixels = Composite((style, style, style)), [bright, dark, dark]
+    sums = np.empty((2, 4, 4), np.float32)
+    compose(pixels, before, dark.shape, sums)
+    sums -= 0.5
+    # The changed channel is dark, so the sums stay as they are.
+    changed = before.styled(1, ChannelStyle("", "#ff0000", (0, 255)))
+    assert (compose(pixels, changed, dark.shape, sums, before) == 188).all()
+
+
 def test_a_single_channel_looks_as_it_does_alone(core):
     pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     style = ChannelStyle("", "#ffffff", (0, 255))

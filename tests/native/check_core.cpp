@@ -661,7 +661,13 @@ void compose_channels() {
          last[0], 2, 0},
         {narrow.data(), width, 1, tables[1].data(), low[1], last[1], 1, 0},
     };
-    wsigpu_compose(planes, 2, height, width, shades.data(), picture.data(), 3);
+    wsigpu_compose(planes, 2, height, width, shades.data(), nullptr, picture.data(), 3);
+    // The same from kept sums: one channel after the other.
+    std::vector<float> sums(4 * height * width);
+    std::vector<uint8_t> again(picture.size());
+    for (const Plane* plane = planes; plane < planes + 2; ++plane)
+        wsigpu_compose(plane, 1, height, width, shades.data(), sums.data(), again.data(), 3);
+    EXPECT(again == picture);
     for (int64_t at = 0; at < height * width; ++at) {
         const int samples[] = {wide[at], narrow[at]};
         for (int index = 0; index < 2; ++index) {

@@ -7,6 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import wait
+from napari_wsigpu.display import composite_source
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer.drawing import slice_request
 from napari_wsigpu.viewer.drawing.progressive import display_of
@@ -23,15 +24,28 @@ def layer(viewer, write_channels):
     return layer
 
 
-def assert_shown(layer, slide):
+def assert_shown(layer, slide, tolerance=0):
     """Check that the slice is the composite, and return the composite."""
     wait(layer)
     settings, level = shown_composite(layer), layer.data_level
     whole = slide.read_region((0, 0), slide.level_dimensions[level], level, composite=settings)
     (top, left), (bottom, right) = layer.corner_pixels[:, -2:]
     pixels = np.asarray(layer._slice.image.raw).squeeze()
-    np.testing.assert_array_equal(pixels, whole[top : bottom + 1, left : right + 1])
+    expected = whole[top : bottom + 1, left : right + 1].astype(int)
+    np.testing.assert_allclose(pixels.astype(int), expected, rtol=0, atol=tolerance)
     return settings
+
+
+def test_changes_of_one_of_many_channels_show(layer, monkeypatch):
+    monkeypatch.setattr(composite_source, "MANY_CHANNELS", 5)
+    slide = slide_of(layer)
+    show_composite(layer, slide.composite(range(5)))
+    wait(layer)
+    for index, high in ((3, 900), (3, 2500), (1, 1500)):
+        composite = shown_composite(layer)
+        style = replace(composite.channels[index], window=(150, high))
+        show_composite(layer, composite.styled(index, style))
+        assert_shown(layer, slide, tolerance=1)
 
 
 def test_many_channels_are_one_layer(layer):

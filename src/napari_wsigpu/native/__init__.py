@@ -73,7 +73,7 @@ class Core:
         self._compose = library.wsigpu_compose
         self._compose.restype = None
         self._compose.argtypes = [
-            c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32,
+            c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int32,
         ]  # fmt: skip
 
     def read_tiles(
@@ -237,7 +237,12 @@ class Core:
         return not self._read_ranges(file, data, len(ranges), target, threads)
 
     def compose(
-        self, planes: NDArray[Any], shades: NDArray[Any], target: NDArray[Any], threads: int = 1
+        self,
+        planes: NDArray[Any],
+        shades: NDArray[Any],
+        target: NDArray[Any],
+        threads: int = 1,
+        sums: NDArray[np.float32] | None = None,
     ) -> None:
         """Add up the colors of channels, and write RGB pixels.
 
@@ -251,9 +256,14 @@ class Core:
             Receives the pixels; C-contiguous.
         threads : int
             Number of threads, including this one.
+        sums : ndarray of float32, shape (height, width, 4), optional
+            The colors are added to these sums; C-contiguous.
         """
         data, size = planes.ctypes.data, target.shape[:2]
-        self._compose(data, len(planes), *size, shades.ctypes.data, target.ctypes.data, threads)
+        start = None if sums is None else sums.ctypes.data
+        self._compose(
+            data, len(planes), *size, shades.ctypes.data, start, target.ctypes.data, threads
+        )
 
 
 def _is_off() -> bool:

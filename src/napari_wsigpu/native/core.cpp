@@ -527,9 +527,7 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
                           int64_t count, const Part* parts, char* messages, const int32_t* cancel,
                           int32_t threads) {
     Call call{file, memory, *format, tiles, count, parts, messages, cancel};
-    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
-    if (helpers > 0) Pool::shared().run([&call] { read_remaining(call); }, helpers);
-    else read_remaining(call);
+    Pool::shared().run([&call] { read_remaining(call); }, std::min<int64_t>(threads, count));
     return call.failed;
 }
 
@@ -603,9 +601,7 @@ int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uin
                 failed.fetch_add(1);
         }
     };
-    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
-    if (helpers > 0) Pool::shared().run(work, helpers);
-    else work();
+    Pool::shared().run(work, std::min<int64_t>(threads, count));
     return failed;
 }
 
@@ -629,21 +625,20 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
             first = next;
         }
     };
-    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
-    if (helpers > 0) Pool::shared().run(work, helpers);
-    else work();
+    Pool::shared().run(work, std::min<int64_t>(threads, count));
     return failed;
 }
 
 void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
-                    const uint8_t* shades, uint8_t* target, int32_t threads) {
+                    const uint8_t* shades, float* kept, uint8_t* target, int32_t threads) {
     std::atomic<int64_t> next{0};
     auto work = [&] {
-        float sums[4 * SPAN];
+        float own[4 * SPAN];
         for (int64_t row; (row = next.fetch_add(1)) < height;) {
             for (int64_t left = 0; left < width; left += SPAN) {
                 const int64_t size = std::min<int64_t>(SPAN, width - left);
-                std::fill(sums, sums + 4 * size, 0.0f);
+                float* sums = kept ? kept + 4 * (row * width + left) : own;
+                if (!kept) std::fill(sums, sums + 4 * size, 0.0f);
                 for (int64_t index = 0; index < count; ++index) {
                     const Plane& plane = planes[index];
                     const uint8_t* from =
@@ -658,9 +653,7 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
             }
         }
     };
-    const int helpers = int(std::min<int64_t>(threads, height)) - 1;
-    if (helpers > 0) Pool::shared().run(work, helpers);
-    else work();
+    Pool::shared().run(work, std::min<int64_t>(threads, height));
 }
 
 void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version) {

@@ -138,9 +138,11 @@ struct Plane {
 enum { SHADES = 1 << 14 };
 
 // Add up the colors of channels, and write RGB pixels. `shades` has SHADES + 1 bytes: the sample to
-// write for each sum from 0 to 1, in steps of 1 / SHADES.
+// write for each sum from 0 to 1, in steps of 1 / SHADES. Unless `sums` is null, the colors are added
+// to its four floats per pixel, else to 0.
 WSIGPU_API void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
-                               const uint8_t* shades, uint8_t* target, int32_t threads);
+                               const uint8_t* shades, float* sums, uint8_t* target,
+                               int32_t threads);
 
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
 WSIGPU_API void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version);

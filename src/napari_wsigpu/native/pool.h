@@ -1,7 +1,9 @@
 // Pool of threads that help the calling thread with a job; one per process.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <initializer_list>
@@ -16,14 +18,15 @@
 
 class Pool {
   public:
-    // Run `work` in this thread and in up to `helpers` others; return once all of them are done.
+    // Run `work` in up to `threads` threads, including this one; return once all of them are done.
     // `work` is called once per thread and takes its items from an atomic counter.
-    void run(const std::function<void()>& work, int helpers) {
+    void run(const std::function<void()>& work, int64_t threads) {
+        const int helpers = int(std::min<int64_t>(threads, MOST + 1)) - 1;
         Job job{work, helpers, 0};
         if (helpers > 0) {
             std::lock_guard<std::mutex> lock(mutex_);
             queue_.push_back(&job);
-            while (threads_ < helpers && threads_ < MOST && start()) ++threads_;
+            while (threads_ < helpers && start()) ++threads_;
             if (helpers > 1) wake_.notify_all(); else wake_.notify_one();
         }
         work();
