@@ -9,8 +9,8 @@ from qtpy.QtGui import QWheelEvent
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QSlider
 
-from napari_wsigpu.widgets.inspector import budgets as module
-from napari_wsigpu.widgets.inspector.budgets import Budget, budgets, machine_memory
+from napari_wsigpu.model.limits import UNKNOWN_MEMORY, machine_memory
+from napari_wsigpu.widgets.inspector.budgets import Budget, budgets
 
 MB, GB = 10**6, 10**9
 
@@ -34,8 +34,8 @@ def test_the_machines_memory_is_known():
 
 
 def test_a_system_that_says_no_memory_has_a_fixed_one(monkeypatch):
-    monkeypatch.delattr(module.os, "sysconf", raising=False)
-    assert machine_memory() == module.UNKNOWN_MEMORY
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    assert machine_memory() == UNKNOWN_MEMORY
 
 
 def test_budgets_go_up_to_half_of_the_memory():

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from napari_wsigpu.model.units import byte_size
 
 VARIABLE = "WSIGPU_LIMITS"
+UNKNOWN_MEMORY = 8_000_000_000
 
 logger = logging.getLogger(__name__)
 
@@ -134,3 +135,11 @@ def _from_environment(text: str) -> Limits:
 
 
 limits = _from_environment(os.environ.get(VARIABLE, ""))
+
+
+def machine_memory() -> int:
+    """Return the machine's memory in bytes, or a fixed number if it is unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN_MEMORY

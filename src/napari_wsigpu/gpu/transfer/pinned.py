@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.model.limits import machine_memory
+
 if TYPE_CHECKING:
     from types import ModuleType
 
     from napari_wsigpu.model.arrays import Array, DType
 
-PINNED_BUDGET = 1 << 30
+# By default, arrays may hold this part of the machine's memory, but at least 1 GiB. A batch of
+# 1,024 patches of 512 x 512 takes 0.8 GB, and up to three are in flight.
+PART_OF_MEMORY, LEAST_BUDGET = 32, 1 << 30
 
 
 class PinnedMemory:
@@ -27,13 +31,14 @@ class PinnedMemory:
     ----------
     cupy : module
         CuPy.
-    budget : int
+    budget : int, optional
         Maximum number of page-locked bytes in all live arrays.
     """
 
-    def __init__(self, cupy: ModuleType, budget: int = PINNED_BUDGET) -> None:
+    def __init__(self, cupy: ModuleType, budget: int | None = None) -> None:
         self._pool = cupy.cuda.PinnedMemoryPool()
-        self._budget = budget
+        usual = max(LEAST_BUDGET, machine_memory() // PART_OF_MEMORY)
+        self._budget = usual if budget is None else budget
         # Protects `_used`. Reentrant, because the garbage collector may finalize an array in the
         # thread that holds the lock.
         self._lock = threading.RLock()

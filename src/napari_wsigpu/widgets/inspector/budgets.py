@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from magicgui.widgets import ProgressBar
@@ -18,17 +17,8 @@ if TYPE_CHECKING:
     from qtpy.QtGui import QWheelEvent
 
 LEAST = 64_000_000
-UNKNOWN_MEMORY = 8_000_000_000
 PART_OF_MEMORY = 2
 FINE = 1000  # parts of the bar
-
-
-def machine_memory() -> int:
-    """Return the machine's memory in bytes, or a fixed number if it is unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return UNKNOWN_MEMORY
 
 
 def budgets(memory: int, present: int) -> list[int]:

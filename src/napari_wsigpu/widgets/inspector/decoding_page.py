@@ -12,13 +12,14 @@ from qtpy.QtCore import Qt, QTimer
 from qtpy.QtWidgets import QAbstractItemView, QListWidget, QRadioButton
 
 from napari_wsigpu.gpu.device.devices import device_index
+from napari_wsigpu.model.limits import machine_memory
 from napari_wsigpu.reading.offload import CPU as CPU_DECODER
 from napari_wsigpu.slide.rates import RATE_TOOLTIPS, Rates, failure_lines
 from napari_wsigpu.slide.runtime import default
 from napari_wsigpu.viewer.drawing.progressive import display_of
 from napari_wsigpu.viewer.drawing.texture import ON
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
-from napari_wsigpu.widgets.inspector.budgets import Budget, machine_memory
+from napari_wsigpu.widgets.inspector.budgets import Budget
 from napari_wsigpu.widgets.kit.parts import (
     PAGE_MARGIN,
     Form,
