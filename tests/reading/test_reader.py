@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import driver
+from napari_wsigpu.gpu.device.devices import BackgroundStart
 from napari_wsigpu.model.errors import (
     DeviceError,
     SlideChangedError,
@@ -179,6 +181,18 @@ class TestAuto:
         with open_slide(path) as slide:
             np.testing.assert_array_equal(slide.level_array(1)[...], expected)
             np.testing.assert_array_equal(slide.associated_images["label"].read(), label)
+
+
+def test_few_lossless_tiles_are_left_to_the_cpu(tmp_path, host_runtime, monkeypatch):
+    asked = []
+    monkeypatch.setattr(BackgroundStart, "worker", lambda _, kind: asked.append(kind))
+    pixels = np.tile(slides.picture(272, 272), (1, 2, 1))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="zlib")
+    with open_slide(tmp_path / "a.tif") as slide:
+        np.testing.assert_array_equal(slide.read_region((0, 0), (240, 256)), pixels[:256, :240])
+        assert asked == []
+        np.testing.assert_array_equal(slide.read_region((0, 0), (544, 272)), pixels)
+        assert asked == ["deflate"]
 
 
 class TestFailures:
