@@ -1,3 +1,4 @@
+import gc
 import socket
 import ssl
 import subprocess
@@ -119,6 +120,34 @@ def test_forgotten_sources_are_closed_at_exit(url):
         "from napari_wsigpu.storage.remote.remote_source import RemoteSource\n"
         f"source = RemoteSource.connect({url!r})\nsource.read([(5, 100)])"
     )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert done.stderr == b""
+
+
+def test_dropped_sources_leave_nothing_open(url, leaves_no_thread):
+    before = len(psutil.Process().open_files()), len(psutil.Process().net_connections())
+    for _ in range(5):
+        RemoteSource.connect(url).read([(5, 100)])
+    gc.collect()
+    wait_for(lambda: len(psutil.Process().net_connections()) <= before[1])
+    assert len(psutil.Process().open_files()) == before[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not fork")
+@pytest.mark.parametrize("last", ["pass", "source.close()", "del source"])
+def test_forked_process_leaves_quietly(url, last):
+    code = f"""
+import os, sys
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
+source = RemoteSource.connect({url!r})
+source.read([(5, 100)])
+child = os.fork()
+if child == 0:
+    {last}
+    sys.exit()
+os.waitpid(child, 0)
+source.read([({40 * BLOCK}, 5)])
+"""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     assert done.stderr == b""
 

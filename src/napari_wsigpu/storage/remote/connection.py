@@ -13,7 +13,7 @@ from base64 import b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from napari_wsigpu.model.errors import SlideNotFoundError, SlideReadError, UnsupportedSlideError
 from napari_wsigpu.model.limits import limits
@@ -96,6 +96,8 @@ class Connection:
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread, Store] | None = None
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._chunk = CHUNK
+        # Stops the loop of a connection that is dropped without being closed.
+        self._dropped: finalize[..., Connection] | None = None
         _connections.add(self)
 
     def get(
@@ -167,23 +169,23 @@ class Connection:
                 self._slots = asyncio.Semaphore(MAX_CONCURRENT)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
-                    target=loop.run_forever, name="wsigpu-remote", daemon=True
+                    target=_serve, args=(loop,), name="wsigpu-remote", daemon=True
                 )
                 thread.start()
                 self._running = loop, thread, store
+                self._dropped = finalize(self, _stop, loop, store)
+                self._dropped.atexit = False  # `_close_all` waits for the threads
             loop, _, store = self._running
             return asyncio.run_coroutine_threadsafe(request(store), loop)
 
     def release(self) -> None:
         """Cancel all requests, and release the thread and sockets; the next `get` restarts them."""
         with self._lock:
-            if self._running is not None:
+            if self._running is not None and self._dropped is not None:
                 (loop, thread, store), self._running = self._running, None
-                # Sockets must be closed in the loop's own thread, before it stops.
-                asyncio.run_coroutine_threadsafe(_shut_down(store), loop).result()
-                loop.call_soon_threadsafe(loop.stop)
+                self._dropped.detach()
+                _stop(loop, store)
                 thread.join()
-                loop.close()
 
     def close(self) -> None:
         """Cancel all requests, and refuse new ones."""
@@ -317,6 +319,17 @@ def _close_all() -> None:
             connection.close()
 
 
+def _abandon_all() -> None:
+    """Drop the sockets in a forked process: they and their loops belong to its parent."""
+    for connection in list(_connections):
+        if connection._running is not None and isinstance(connection._running[2], HttpStore):
+            connection._running[2].abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
 def _check_process(name: str) -> None:
     """Refuse to read in a fork of a process that has read remote slides: the read would hang."""
     global _first_process
@@ -409,8 +422,25 @@ async def _first_result(
             future.cancel()
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped; the target of a connection's thread."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, store: Store) -> None:
+    """Make the loop's own thread close the sockets and end; doesn't wait for it.
+
+    The garbage collector may call this in any thread.
+    """
+    if _first_process == os.getpid():
+        asyncio.run_coroutine_threadsafe(_shut_down(store), loop)
+
+
 async def _shut_down(store: Store) -> None:
-    """Cancel all other tasks of the event loop, and close the connections."""
+    """Cancel all other tasks of the event loop, close the sockets, and stop the loop."""
     others: list[asyncio.Task[object]] = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task()
     ]
@@ -419,3 +449,4 @@ async def _shut_down(store: Store) -> None:
     await asyncio.gather(*others, return_exceptions=True)
     if isinstance(store, HttpStore):
         await store.close()
+    asyncio.get_running_loop().stop()

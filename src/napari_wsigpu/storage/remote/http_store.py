@@ -223,6 +223,16 @@ class HttpStore:
         if self._session is not None:
             await self._session.close()
 
+    def abandon(self) -> None:
+        """Drop all connections without closing them, in a process forked from their own."""
+        if self._session is not None:
+            # Closing them would change the parent's selector. aiohttp has no public way to make
+            # the connector forget them, and would warn about each.
+            connector = self._session.connector
+            self._session.detach()
+            if connector is not None:
+                connector._closed = True
+
 
 class HttpResponse:
     """The response to a range request, with the interface of `obstore.GetResult`.
