@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +182,13 @@ def test_control_characters_in_names_are_escaped(path, capsys):
         assert "\x1b" not in text
         assert "\n." not in text
         assert r"\x1b[31m\n" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_is_named(path):
+    info = f"main(['info', {str(path)!r}])"
+    code = f"import sys; from napari_wsigpu.cli import main; sys.exit({info})"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.decode().strip() == "The output can't be written: there is no space left."

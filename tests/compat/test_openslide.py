@@ -159,7 +159,9 @@ def test_formats_of_files(tmp_path, as_path):
     text.write_text("no slide")
     assert ours.OpenSlide.detect_format(as_path(path)) == "aperio"
     assert ours.ImageSlide.detect_format(as_path(image)) == "PNG"
-    for other in (text, tmp_path / "none"):
+    folder = tmp_path / "text folder"
+    folder.mkdir()
+    for other in (text, tmp_path / "none", folder):
         assert ours.OpenSlide.detect_format(as_path(other)) is None
         assert ours.ImageSlide.detect_format(as_path(other)) is None
         with pytest.raises(ours.OpenSlideUnsupportedFormatError):

@@ -132,6 +132,11 @@ def test_a_path_through_a_file(tmp_path):
         describe(tmp_path / "slide.svs" / "level")
 
 
+def test_a_url_with_half_an_address():
+    with pytest.raises(SlideNotFoundError, match="is not the URL of an object"):
+        describe("http://[::1/a")
+
+
 @pytest.mark.parametrize("url", ["s3://", "http://", "HTTPS:///", "gs://?key=SECRET"])
 def test_a_url_of_nothing(url):
     name = url.partition("?")[0]

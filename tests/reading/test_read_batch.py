@@ -75,6 +75,13 @@ def test_what_can_not_be(slide):
         slide.read_batch(PLACES, (60, 40), 9)
     with pytest.raises(RegionError, match="whole numbers"):
         slide.read_batch([(1.5, 2)], (60, 40))
+    with pytest.raises(RegionError, match="not a list of locations"):
+        slide.read_batch(5, (60, 40))
+
+
+def test_locations_may_be_any_iterable(slide):
+    expected = slide.read_batch(PLACES, (60, 40))
+    np.testing.assert_array_equal(slide.read_batch(iter(PLACES), (60, 40)), expected)
 
 
 def test_damage_is_located(tmp_path):

@@ -62,6 +62,12 @@ def test_only_visible_channels_are_decoded(slide):
     assert slide.stats()["decoded"]["cpu"] == before + 1
 
 
+@pytest.mark.parametrize("composite", [[0, 1], 5, "a"])
+def test_only_composites_are_composed(slide, composite):
+    with pytest.raises(RegionError, match="is not a composite; pass"):
+        slide.read_region((0, 0), (10, 10), composite=composite)
+
+
 def write_zarr(path, pixels, chunks):
     group = zarr.open_group(path, mode="w", zarr_format=2)
     datasets = []

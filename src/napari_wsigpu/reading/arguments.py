@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from napari_wsigpu.reading.batches import AHEAD_BYTES
 from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -144,6 +144,24 @@ def check_out(out: AnyArray, shape: tuple[int, ...], dtype: DType, *, on_host: b
         raise RegionError(
             f"out must be a writable C-contiguous {kind} of shape {shape} and type {dtype}."
         )
+
+
+def listed(locations: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Return locations as a sequence.
+
+    Raises
+    ------
+    RegionError
+        If they can't be iterated.
+    """
+    if hasattr(locations, "__len__"):
+        return cast("Sequence[tuple[int, int]]", locations)
+    try:
+        return list(locations)
+    except TypeError:
+        raise RegionError(
+            f"{locations!r} is not a list of locations; pass pairs (x, y) of integers."
+        ) from None
 
 
 def _as_array(locations: Sequence[tuple[int, int]]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.formats.describe import describe_for_reading
 from napari_wsigpu.formats.tiff.tiff import background, is_rgb
+from napari_wsigpu.model.composite import Composite
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     DeviceError,
@@ -39,6 +40,7 @@ from napari_wsigpu.reading.arguments import (
     batches_per_read,
     check_out,
     count_of,
+    listed,
     region_of,
     regions_of,
     size_of,
@@ -84,7 +86,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType
-    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.model.geometry import Integers, Mask, Pair, Span
     from napari_wsigpu.model.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.plan import Cancellation, Keep
@@ -840,7 +841,7 @@ class Slide:
         mpp : float, optional
             Resolution in micrometers per pixel, instead of a level; `size` then counts pixels of
             this resolution. They are computed from the coarsest level that is at least as fine:
-            each is the mean of the area it covers (a box filter), and integers are rounded half up.
+            each is the mean of the area it covers (a box filter), rounded to the nearest integer.
             A level whose resolution differs by less than 0.1 % is used as it is.
         out : cupy.ndarray, optional
             Device array for the pixels: C-contiguous, with the shape and type of the region.
@@ -952,6 +953,11 @@ class Slide:
         """
         if not self.channels:
             raise LevelError(f"'{self.path}' has no channels to combine: its pixels are RGB.")
+        if not isinstance(settings, Composite | None) or isinstance(channels, int | str):
+            raise RegionError(
+                f"{settings or channels!r} is not a composite; pass `slide.composite([0, 5])`, for "
+                "example, to combine two channels."
+            )
         return composite_of(self.channels, self.channel_overview, channels, settings)
 
     def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
@@ -1280,6 +1286,7 @@ class Slide:
             As in `read_region`; a `TileError` also holds the locations of its regions.
         """
         plane, reader, target = self._resolve(level, mpp, z, t)
+        locations = listed(locations)
         regions = regions_of(locations, size, plane.level_downsamples[target.level])
         if out is not None:
             image = plane._images[target.level]
@@ -1343,6 +1350,7 @@ class Slide:
         """
         plane, _, target = self._resolve(level, mpp, z, t)
         image = plane._images[target.level]
+        locations = listed(locations)
         if image.parts or image.computed or not len(locations):
             return None
         regions = regions_of(locations, size, plane.level_downsamples[target.level])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -225,7 +226,10 @@ def _opened(filename: object) -> Slide:
     except (NotASlideError, SlideNotFoundError, UnsupportedSlideError) as error:
         raise OpenSlideUnsupportedFormatError(str(error)) from error
     except SlideError as error:
-        raise OpenSlideError(str(error)) from error
+        # As in OpenSlide, so that loops over a folder's entries skip folders.
+        is_folder = Path(os.fsdecode(filename)).is_dir()
+        kind = OpenSlideUnsupportedFormatError if is_folder else OpenSlideError
+        raise kind(str(error)) from error
     if slide.vendor == VENDOR:
         slide.close()
         raise OpenSlideUnsupportedFormatError(

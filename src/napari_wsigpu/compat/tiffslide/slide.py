@@ -157,9 +157,9 @@ class TiffSlide(OpenedSlide):
     @computed_once
     def zarr_group(self) -> zarr.Group:
         """The levels as a group of read-only Zarr arrays, named by their numbers."""
+        # Imported first, as its error says how to install Zarr.
+        from napari_wsigpu.compat.zarr_store import SlideStore  # isort: skip
         import zarr
-
-        from napari_wsigpu.compat.zarr_store import SlideStore
 
         axes = axes_of(self.slide.layout).lower().replace("s", "c")
         return zarr.open_group(SlideStore(self.slide, axes), mode="r")

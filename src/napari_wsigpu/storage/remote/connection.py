@@ -350,6 +350,7 @@ def _open_store(url: str, name: str) -> Store:
         )
     try:
         import aiohttp  # noqa: F401
+        import platformdirs  # noqa: F401
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:

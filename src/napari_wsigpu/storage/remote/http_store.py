@@ -20,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.remote.request_headers import request_headers, server_of
+from napari_wsigpu.storage.remote.url import HTTP_SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -86,12 +87,13 @@ class Metadata(TypedDict):
 
 def is_http(url: str) -> bool:
     """Return whether a URL uses http or https."""
-    return urlsplit(url).scheme.lower() in ("http", "https")
+    # `urlsplit` raises an error for invalid addresses.
+    return url.partition("://")[0].lower() in HTTP_SCHEMES
 
 
 def has_query(url: str) -> bool:
     """Return whether a URL is an http or https URL with a query."""
-    return is_http(url) and bool(urlsplit(url).query)
+    return is_http(url) and "?" in url.partition("#")[0]
 
 
 class HttpStore:
