@@ -8,8 +8,12 @@ import tifffile
 import zarr
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.display import composite_source
 from napari_wsigpu.display.compose import compose
+from napari_wsigpu.display.composite_source import CompositeView
 from napari_wsigpu.model.errors import LevelError, RegionError, TileError
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.channels import ChannelReader
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 NAMES = ["DAPI", "CD3", "CD8", "PanCK Cy5", "FoxP3", "PD1"]
@@ -66,6 +70,30 @@ def test_only_visible_channels_are_decoded(slide):
 def test_only_composites_are_composed(slide, composite):
     with pytest.raises(RegionError, match="is not a composite; pass"):
         slide.read_region((0, 0), (10, 10), composite=composite)
+
+
+def test_a_channel_that_is_read_at_last_shows(slide, monkeypatch):
+    monkeypatch.setattr(composite_source, "MANY_CHANNELS", 3)
+    composite = slide.composite([0, 1, 2, 3])
+    view = CompositeView(composite)
+    source = slide.composite_level(0, view).source
+    read, damaged = ChannelReader.tiles, {(0, 0)}
+
+    def tiles(*args):
+        found, _ = read(*args)
+        for tile in damaged:
+            found[tile] = [found[tile][0], *(np.zeros_like(each) for each in found[tile][1:])]
+        return found, damaged
+
+    monkeypatch.setattr(ChannelReader, "tiles", tiles)
+    source.read_tiles([TileKey(source.slide, 0, 0, 0, source.key_color("stored"))])
+    damaged = set()
+    view.settings = composite.styled(0, replace(composite.channels[0], gamma=0.5))
+    [pixels] = source.read_tiles(
+        [TileKey(source.slide, 0, 0, 0, source.key_color("stored"))]
+    ).values()
+    expected = slide.read_region((0, 0), (256, 256), composite=view.settings)
+    assert np.abs(pixels.astype(int) - expected).max() <= 1
 
 
 def write_zarr(path, pixels, chunks):

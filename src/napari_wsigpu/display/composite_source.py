@@ -187,6 +187,7 @@ class CompositeSource(HostedSource):
             pixels = self._compose(key, found[tile], settings)
             if tile in damaged:
                 pixels = hatched(pixels.shape, self.background(color), pixels.dtype)
+                self._forget_sums(key)  # the missing channel may be read next time
             elif key.color == color:  # otherwise the settings have just been changed
                 self._cache.put(key, pixels)
             composed[key] = pixels
@@ -197,6 +198,7 @@ class CompositeSource(HostedSource):
         height, width = shape = self._host.tile_shape(key)
         place, cropped = key._replace(color="stored"), [each[:height, :width] for each in channels]
         if len(channels) < MANY_CHANNELS:
+            self._forget_sums()
             return compose(cropped, settings, shape)
         size = math.prod(shape) * SUMS_BYTES
         with self._composing:
@@ -212,6 +214,15 @@ class CompositeSource(HostedSource):
             while len(self._sums) * size > self._cache.budget // PART_OF_BUDGET:
                 del self._sums[next(iter(self._sums))]
         return pixels
+
+    def _forget_sums(self, key: TileKey | None = None) -> None:
+        """Drop the sums of a tile, or of all tiles."""
+        if self._sums:
+            with self._composing:
+                if key is None:
+                    self._sums.clear()
+                else:
+                    self._sums.pop(key._replace(color="stored"), None)
 
 
 class CompositeLevel(LevelArray):
