@@ -83,6 +83,9 @@ def test_inside_masks(two_slides):
 def test_invalid_arguments(two_slides, tmp_path):
     with pytest.raises(RegionError, match="not pairs"):
         Patches.at({two_slides[0]: [(1.5, 2)]}, 32)
+    for locations in ([two_slides[0]], {two_slides[0]: 5}, {two_slides[0]: [(1, 2), 3]}):
+        with pytest.raises(RegionError, match="not a mapping of paths to pairs"):
+            Patches.at(locations, 32)
     with pytest.raises(RegionError, match=r"mask of .* the shape"):
         Patches.grid(two_slides, 32, inside=lambda slide: np.zeros((3, 3, 3)))
     with pytest.raises(LevelError):

@@ -85,6 +85,7 @@ def sentences(label):
         lambda: label.path,
         lambda: label.level_array(9),
         lambda: label.level_array(0, channel=7),
+        lambda: label.level_array(0, channel="a"),
         lambda: label.plane(z=9),
         lambda: label.read_region((0, 0), (4, 4), mpp=1e-3),
         lambda: label.read_region((0, 0), (4, 4), color="srgb"),

@@ -103,8 +103,14 @@ class Patches:
         """
         found = []
         planes = list(product(_numbers("z", z), _numbers("t", t)))
-        for path, pairs in locations.items():
-            corners = np.asarray(list(pairs))
+        try:
+            given = {path: np.asarray(list(pairs)) for path, pairs in locations.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise RegionError(
+                "The locations are not a mapping of paths to pairs (x, y) of integers; pass "
+                "{path: [(x, y), ...]}."
+            ) from None
+        for path, corners in given.items():
             if corners.size and (corners.dtype.kind not in "iu" or corners.shape[1:] != (2,)):
                 path = os.fspath(path)
                 raise RegionError(f"The locations for '{path}' are not pairs (x, y) of integers.")

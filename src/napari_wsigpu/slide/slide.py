@@ -439,7 +439,9 @@ class Slide:
         layout = self._images.get(index)
         if layout is None:
             raise no_level(self.path, index, len(self._pyramid))
-        if channel is not None and not 0 <= channel < layout.channels:
+        if channel is not None and (
+            not isinstance(channel, int | np.integer) or not 0 <= channel < layout.channels
+        ):
             channels = f"its channels are 0 to {layout.channels - 1}"
             raise LevelError(f"'{self.path}' has no channel {channel!r}; {channels}.")
         return self._array(index, layout, channel, tolerant=tolerant, color=color)
