@@ -152,6 +152,26 @@ source.read([({40 * BLOCK}, 5)])
     assert done.stderr == b""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is counted here as on Linux")
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+def test_too_many_open_files_are_named(url, spare):
+    code = f"""
+import os, resource
+from napari_wsigpu.errors import SlideReadError
+from napari_wsigpu.storage.remote.remote_source import RemoteSource
+held = [RemoteSource.connect({url!r})]
+most = len(os.listdir("/proc/self/fd")) + 8 + {spare}
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+try:
+    while True:
+        held.append(RemoteSource.connect({url!r}))
+except SlideReadError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert b"too many files are open" in done.stdout
+
+
 def test_reads_ranges(source):
     size = len(CONTENT)
     ranges = [

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakSet, finalize
 
-from napari_wsigpu.model.errors import SlideNotFoundError, SlideReadError, UnsupportedSlideError
+from napari_wsigpu.model.errors import (
+    SlideNotFoundError,
+    SlideReadError,
+    UnsupportedSlideError,
+    file_error,
+)
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.readers import closed_error
@@ -167,7 +172,10 @@ class Connection:
             if self._running is None:
                 store = _open_store(self._url, self._name)
                 self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-                loop = asyncio.new_event_loop()
+                try:
+                    loop = asyncio.new_event_loop()
+                except OSError as error:  # too many files are open
+                    raise file_error(self._name, error) from error
                 thread = threading.Thread(
                     target=_serve, args=(loop,), name="wsigpu-remote", daemon=True
                 )

@@ -12,6 +12,7 @@ import ssl
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from errno import EMFILE, ENFILE
 from ipaddress import IPv6Address, ip_address
 from socket import AF_INET
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
@@ -397,4 +398,6 @@ def _reason(error: Exception) -> str:
         return "InvalidCertificate"
     if isinstance(cause, ConnectionRefusedError):
         return "ConnectionRefused"
+    if getattr(cause or error, "errno", None) in (EMFILE, ENFILE):
+        return "TooManyFiles"
     return "IncompleteMessage"

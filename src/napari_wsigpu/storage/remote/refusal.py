@@ -69,6 +69,9 @@ BY_MARK = {
     ),
     "ConnectionRefused": "The server of '{}' refused the connection; check the URL.",
     "TimedOut": SILENT,
+    "TooManyFiles": (
+        "'{}' can't be read, because too many files are open; close slides that you no longer need."
+    ),
     "IncompleteMessage": DISCONNECTED,
     "LocalRedirect": (
         "The server of '{}' redirects to a loopback or link-local address, which is not allowed; "
