@@ -18,7 +18,7 @@ class Source:
     """A slide whose reads are recorded, and last as long as is said."""
 
     least_batch = 1
-    least_view_batch = property(lambda self: self.least_batch)
+    least_view_batch = 1
     parts = 1
     slowed = 1.0
 
@@ -150,6 +150,16 @@ def test_how_long_tiles_will_take_is_learnt(fetcher, monkeypatch):
     assert fetcher.expected(keys) is None
 
 
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.005, [16, 64, 20]), (0.05, [16, 16, 16])])
+def test_a_source_gets_large_batches_unless_they_are_slow(fetcher, seconds, sizes):
+    source = Source(seconds=seconds)
+    source.least_view_batch = 64
+    screen = Screen(source)
+    fetcher.request(screen, source.keys(100))
+    until(lambda: len(source.batches) >= len(sizes))
+    assert [len(batch) for batch in source.batches[:3]] == sizes
+
+
 def test_what_is_read_while_frames_are_drawn_says_less(fetcher):
     """A display that waits for its tiles has them sooner than one that draws meanwhile."""
     source = Source(seconds=0.09)
@@ -211,7 +221,7 @@ def test_a_batch_that_was_held_up_once_makes_no_small_ones_for_ever(fetcher):
 
 def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
     source = Source(seconds=0.01)
-    source.least_batch = 4 * default_threads()
+    source.least_batch = source.least_view_batch = 4 * default_threads()
     assert batch_sizes(fetcher, source, 6 * default_threads()) == [
         4 * default_threads(),
         2 * default_threads(),

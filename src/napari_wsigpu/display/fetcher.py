@@ -28,6 +28,9 @@ BATCH_SECONDS = 0.05
 # All missing tiles of a view form one batch if that takes no longer: each batch ends with idle
 # cores, and drawing a half-complete view delays the rest.
 VIEW_SECONDS = 0.15
+# A source may ask for larger batches of tiles on screen, up to this duration. The first batch,
+# whose duration is unknown, has a part of their size.
+LONGEST_SECONDS, FIRST_PART = 0.75, 4
 # Target duration of a batch of prefetched tiles.
 AHEAD_SECONDS = 0.015
 BATCH_TILES = 256
@@ -262,7 +265,7 @@ class TileFetcher:
         view = self._seconds_of(first, len(batch))
         if ahead or view is None or view > VIEW_SECONDS or len(batch) > BATCH_TILES:
             most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
-            least = source.least_batch if ahead else source.least_view_batch
+            least = source.least_batch if ahead else self._least_on_screen(first, source)
             del batch[max(most, least) :]
         self._in_flight, self._flight_is_ahead = frozenset(batch), ahead
         self._flight_source = source
@@ -286,6 +289,19 @@ class TileFetcher:
         while most > concurrent and (self._seconds_of(key, most) or 0) > most_seconds:
             most //= 2
         return max(1, most // concurrent) * concurrent
+
+    def _least_on_screen(self, key: TileKey, source: TileSource) -> int:
+        """Return the smallest batch on screen that is worth reading and not too slow."""
+        least, seconds = source.least_view_batch, self._seconds_of(key, source.least_view_batch)
+        if seconds is None:
+            return max(source.least_batch, least // FIRST_PART)
+        while least > source.least_batch and seconds > LONGEST_SECONDS:
+            half = max(source.least_batch, least // 2)
+            of_half = self._seconds_of(key, half)
+            if of_half is None or of_half >= seconds:  # not measured, only bounded
+                break
+            least, seconds = half, of_half
+        return least
 
     def _is_slow(self, key: TileKey) -> bool:
         """Return whether tiles of a level are known to be too slow for prefetching."""
