@@ -95,6 +95,15 @@ def test_kept_sums_are_used(core):
     assert (compose(pixels, changed, dark.shape, sums, before) == 188).all()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("gamma", [1.0, np.nan])  # 0 to the power of NaN is NaN
+def test_equal_limits_are_a_step(core, dtype, gamma):
+    pixels = np.array([[0, 49, 50, 255]], dtype)
+    style = ChannelStyle("", "#ffffff", (50, 50), gamma)
+    found = compose([pixels], Composite((style,)), pixels.shape)
+    assert found[0, :, 0].tolist() == [0, 0, 255, 255]
+
+
 def test_a_single_channel_looks_as_it_does_alone(core):
     pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     style = ChannelStyle("", "#ffffff", (0, 255))

@@ -1,5 +1,8 @@
 """The "Channels" dock, used with the mouse."""
 
+import shutil
+import threading
+
 import numpy as np
 import pytest
 import tifffile
@@ -82,6 +85,69 @@ def test_controls_change_the_selected_channel(layer, dock, qtbot):
     assert composite.channels[0] == before[0]
     click(dock.auto)
     qtbot.waitUntil(lambda: shown_composite(layer).channels[1].window == before[1].window)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold the reads of limits until this event is set."""
+    event, read = threading.Event(), channel_dock.contrast_limits
+
+    def wait_and_read(pixels):
+        assert event.wait(20)
+        return read(pixels)
+
+    monkeypatch.setattr(channel_dock, "contrast_limits", wait_and_read)
+    yield event
+    event.set()
+
+
+def test_later_changes_survive_a_read(layer, dock, held, qtbot):
+    check(dock, 4)
+    dock.gamma.value = 0.5
+    dock.inverted.value = True
+    check(dock, 1)
+    assert shown(layer) == (0, 1, 2, 3)
+    held.set()
+    qtbot.waitUntil(lambda: shown(layer) == (0, 2, 3, 4))
+    composite = shown_composite(layer)
+    assert composite.inverted
+    assert composite.channels[0].gamma == 0.5
+    assert composite.channels[4].window is not None
+
+
+def test_a_change_that_needs_no_read_comes_first(layer, dock, held, qtbot):
+    check(dock, 4)
+    check(dock, 4)
+    click(dock.auto)
+    dock.gamma.value = 0.5
+    assert shown_composite(layer).channels[0].gamma == 0.5
+    held.set()
+    qtbot.waitUntil(lambda: shown_composite(layer).channels[4].window is not None)
+    assert shown(layer) == (0, 1, 2, 3)
+    assert shown_composite(layer).channels[0].gamma == 0.5
+
+
+def test_a_read_changes_the_layer_that_asked(viewer, layer, dock, held, tmp_path, qtbot):
+    copy = shutil.copy(slide_of(layer).path, tmp_path / "copy.ome.tif")
+    [other] = viewer.open(copy, plugin=PLUGIN)
+    viewer.layers.selection.active = layer
+    before = shown_composite(other)
+    check(dock, 4)
+    viewer.layers.selection.active = other
+    held.set()
+    qtbot.waitUntil(lambda: shown(layer) == (0, 1, 2, 3, 4))
+    assert shown_composite(other) is before
+
+
+def test_limits_of_small_floats(viewer, tmp_path, qtbot):
+    pixels = np.random.default_rng(0).random((5, 300, 300), np.float32)
+    tifffile.imwrite(tmp_path / "floats.ome.tif", pixels, metadata={"axes": "CYX"}, tile=(256, 256))
+    [layer] = viewer.open(tmp_path / "floats.ome.tif", plugin=PLUGIN)
+    dock = open_dock(viewer, "Channels")
+    qtbot.waitUntil(lambda: 0.9 < dock.histogram.native.range[1] < 1.1)
+    dock.window.value = 0.2, 0.3
+    assert shown_composite(layer).channels[0].window == pytest.approx((0.2, 0.3), abs=0.01)
+    assert dock.window.step < 0.01  # the handles stay this far apart
 
 
 def shown(layer):

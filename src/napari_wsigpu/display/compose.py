@@ -87,7 +87,8 @@ def compose(
     for (pixels, table), plane in zip(kept, planes, strict=True):
         entries = pixels.astype(np.int32) - plane["low"]
         sums += table[np.clip(entries, 0, plane["last"], out=entries)]
-    return shades[(np.minimum(sums[..., :3], 1) * SHADES + 0.5).astype(np.int32)]
+    shown = np.nan_to_num(sums[..., :3], nan=0).clip(0, 1)
+    return shades[(shown * SHADES + 0.5).astype(np.int32)]
 
 
 def _styles(composite: Composite) -> list[ChannelStyle]:
@@ -121,7 +122,7 @@ def _tabled(
     assert style.window is not None
     low, high = style.window
     if pixels.dtype not in TABLED or not pixels.dtype.isnative:
-        scaled = (pixels.astype(np.float64) - low) / (high - low) * FULL
+        scaled = _within(pixels.astype(np.float64), low, high) * FULL
         # NaN, which has no order, becomes black.
         pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
         low, high = 0, FULL
@@ -136,16 +137,24 @@ def _table(
 
     Values up to `most` beyond the table have the colors of the window's ends.
     """
-    first = min(max(math.floor(low), 0), most)
+    # If the limits are equal, the values below them need an entry too.
+    first = min(max(math.floor(low) - (high <= low), 0), most)
     last = max(first, min(math.ceil(high), most))
     values = np.arange(first, last + 1, dtype=np.float64)
-    bright = np.clip((values - low) / (high - low), 0, 1) ** gamma
+    bright = np.clip(_within(values, low, high), 0, 1) ** gamma
     table = np.zeros((len(values), 4), np.float32)
     parts = np.frombuffer(bytes.fromhex(color[1:]), np.uint8)
     # Powers take long, and the parts of most colors are equal or 0.
     for part in {*parts.tolist()} - {0}:
         table[:, np.flatnonzero(parts == part)] = sign * to_linear(bright * part / 255)[:, None]
     return table, first
+
+
+def _within(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """Return how far values are from `low` (0) to `high` (1); 0 or 1 if these are equal."""
+    if high <= low:
+        return np.where(values >= high, 1.0, 0.0)
+    return (values - low) / (high - low)
 
 
 @lru_cache(maxsize=2)

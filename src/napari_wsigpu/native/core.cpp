@@ -648,8 +648,10 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
                 }
                 uint8_t* to = target + 3 * (row * width + left);
                 for (int64_t x = 0; x < size; ++x)
-                    for (int channel = 0; channel < 3; ++channel)
-                        *to++ = shades[int(std::min(sums[4 * x + channel], 1.0f) * SHADES + 0.5f)];
+                    for (int channel = 0; channel < 3; ++channel) {
+                        const float sum = sums[4 * x + channel];  // NaN is black
+                        *to++ = shades[sum > 0 ? int(std::min(sum, 1.0f) * SHADES + 0.5f) : 0];
+                    }
             }
         }
     };

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from magicgui.widgets import CheckBox, FloatRangeSlider, FloatSlider, LineEdit
 from napari.layers import Layer as AnyLayer
@@ -49,7 +50,7 @@ from napari_wsigpu.widgets.kit.parts import (
 from napari_wsigpu.widgets.kit.picture import icon_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from magicgui.widgets import Widget
     from napari import Viewer
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 SWATCH = 12  # pixels
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
+FINE = 1000  # steps of the limits of floating-point values
 STORIES = "Channel groups (*.json)"
 NO_GROUP = -1  # the visible channels are not a group
 NO_SLIDE = "Open a slide to choose its channels."
@@ -90,7 +92,10 @@ class Channels(SlideDock):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._is_filling = False
-        self._filled: Composite | None = None  # the composite that the widgets show
+        # The composite that was shown when the widgets were filled, and composites that wait for
+        # limits of channels.
+        self._filled: Composite | None = None
+        self._wanted: WeakKeyDictionary[Layer, Composite] = WeakKeyDictionary()
         self.note = Text("Note")
         self.find = LineEdit(tooltip="List only channels whose name contains this text")
         self.find.native.setPlaceholderText("Find a channel")
@@ -154,8 +159,9 @@ class Channels(SlideDock):
 
     @property
     def composite(self) -> Composite | None:
-        """The composite that `layer` shows; None without a layer."""
-        return shown_composite(self.layer)
+        """The composite that `layer` shows, or is about to show; None without a layer."""
+        layer = self.layer
+        return None if layer is None else self._wanted.get(layer) or shown_composite(layer)
 
     def show_slide(self, slide: Slide | None) -> None:
         """List the channels of another slide, or none."""
@@ -181,13 +187,15 @@ class Channels(SlideDock):
         self._filter()
 
     def _on_drawn(self) -> None:
-        composite = self.composite
-        if composite is not None and composite is not self._filled:
-            self._fill(composite)
+        layer = self.layer
+        shown = shown_composite(layer)
+        if layer is not None and shown is not None and shown is not self._filled:
+            self._wanted.pop(layer, None)  # a key has changed it since
+            self._fill(shown)
 
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
-        self._filled = composite
+        self._filled = shown_composite(self.layer)
         self.note.say("")
         for each in (self.add, self.auto, self.split):
             each.enabled = bool(composite.visible)
@@ -257,25 +265,51 @@ class Channels(SlideDock):
         with self._filling():
             self.window.max = max(high, self.window.min)  # never less than the minimum
             self.window.min, self.window.max = low, high
+            # The handles stay a step apart.
+            self.window.step = 1 if pixels.dtype.kind in "iu" else (high - low) / FINE or 1
         self._fill(composite)
 
     def _show(self, composite: Composite) -> None:
-        """Change the layer, off the main thread if channels have to be read for it."""
-        slide = self.slide
-        if slide is None:
-            return
-        if all(composite.channels[each].window for each in composite.visible):
-            self._apply(composite)
-            return
-        work = partial(slide.composite, settings=composite)
-        self.jobs.drop(self)
-        self.jobs.start("Reading channels", slide, work, self._apply, self.note.say, self)
+        """Change the layer, after channels whose limits are unknown have been read."""
+        if self.layer is not None:
+            self._show_on(self.layer, composite)
 
-    def _apply(self, composite: Composite) -> None:
-        layer = self.layer
-        if layer is not None:
-            show_composite(layer, composite)
+    def _show_on(self, layer: Layer, composite: Composite) -> None:
+        unknown = [each for each in composite.visible if composite.channels[each].window is None]
+        if unknown:
+            self._wanted[layer] = composite
+            self.jobs.drop(layer)
+            self._read_limits(layer, unknown, layer)
+            return
+        self._wanted.pop(layer, None)
+        show_composite(layer, composite)
+        if layer is self.layer:
             self._fill(composite)
+
+    def _read_limits(self, layer: Layer, channels: Sequence[int], owner: object) -> None:
+        """Read the limits of channels of a layer off the main thread, and then set them."""
+        slide = slide_of(layer)
+        if slide is not None:
+            work, done = partial(_limits, slide, channels), partial(self._set_limits, layer)
+            failed = partial(self._give_up, layer)
+            self.jobs.start("Reading channels", slide, work, done, failed, owner)
+
+    def _set_limits(self, layer: Layer, limits: Mapping[int, tuple[float, float]]) -> None:
+        """Set limits in the composite that the user wants now, which may have changed since."""
+        composite = self._wanted.get(layer) or shown_composite(layer)
+        if composite is None or layer not in self.viewer.layers:
+            return
+        for index, window in limits.items():
+            style = replace(composite.channels[index], window=window)
+            composite = composite.styled(index, style)
+        self._show_on(layer, composite)
+
+    def _give_up(self, layer: Layer, problem: str) -> None:
+        self._wanted.pop(layer, None)
+        shown = shown_composite(layer)
+        if layer is self.layer and shown is not None:
+            self._fill(shown)
+        self.note.say(problem)
 
     def _restyle(self, **changes: object) -> None:
         """Change the style of the selected channel."""
@@ -299,11 +333,9 @@ class Channels(SlideDock):
             self._show(composite.showing([row]))
 
     def _auto(self) -> None:
-        slide, composite = self.slide, self.composite
-        if slide is None or composite is None:
-            return
-        work = partial(_with_percentiles, slide, composite)
-        self.jobs.start("Reading channels", slide, work, self._apply, self.note.say, self)
+        layer, composite = self.layer, self.composite
+        if layer is not None and composite is not None:
+            self._read_limits(layer, composite.visible, self.auto)
 
     def _offer_groups(self, composite: Composite) -> None:
         """List the groups, and choose the one whose channels are visible."""
@@ -384,9 +416,6 @@ def _name(slider: Widget, name: str) -> None:
         part.setAccessibleName(name)
 
 
-def _with_percentiles(slide: Slide, composite: Composite) -> Composite:
-    """Return a composite in which the limits of visible channels are percentiles."""
-    for index in composite.visible:
-        window = contrast_limits(slide.channel_overview(index))
-        composite = composite.styled(index, replace(composite.channels[index], window=window))
-    return composite
+def _limits(slide: Slide, channels: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Return the automatic limits of channels: low and high percentiles of their values."""
+    return {index: contrast_limits(slide.channel_overview(index)) for index in channels}
