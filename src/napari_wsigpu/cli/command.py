@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from errno import ENOSPC
+from errno import ENOSPC, EPIPE
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -87,16 +87,15 @@ def run_command(options: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack the micro sign
     try:
         status: int = options.run(options)
-        print(end="", flush=True)
-    except BrokenPipeError:  # the reader, for example head, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        print(end="", flush=True)  # does nothing if standard output is closed
     except OSError as error:
-        if error.errno != ENOSPC:
+        if error.errno not in (EPIPE, ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("The output can't be written: there is no space left.", file=sys.stderr)
-        status = 1
+        status = 0  # the reader, for example head, has closed the pipe
+        if error.errno == ENOSPC:
+            print("The output can't be written: there is no space left.", file=sys.stderr)
+            status = 1
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         status = INTERRUPTED

@@ -160,10 +160,8 @@ class RegionReader:
         Returns
         -------
         cupy.ndarray, shape (height, width, channels), or None
-            None if the region needs a plan, or a GPU is chosen.
+            None if the region needs a plan.
         """
-        if self.offload.index is not None:
-            return None
         backend, image = self.backend(device), self._images[number]
         shape = region.height, region.width, image.channels
         try:

@@ -1058,6 +1058,8 @@ class Slide:
         stream: int | cupy.cuda.Stream | None,
     ) -> AnyArray | None:
         """Read a region as `_read_small` does, and copy it to a device; None if it needs a plan."""
+        if self._reader.offload.index is not None:  # a chosen GPU is never bypassed
+            return None
         level, rect = self._rect(location, size, level)
         if rect.height * rect.width > SMALL_PIXELS:
             return None

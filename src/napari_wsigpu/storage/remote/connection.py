@@ -60,6 +60,15 @@ _connections: WeakSet[Connection] = WeakSet()
 Result = TypeVar("Result")
 
 
+class _Running(NamedTuple):
+    """The event loop of a connection; `dropped` stops it if nobody closes the connection."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    store: Store
+    dropped: finalize[..., Connection]
+
+
 class Response(NamedTuple):
     """The answer to a range request.
 
@@ -98,11 +107,9 @@ class Connection:
         self._name = public_url(url)
         self._lock = threading.Lock()  # guards `_closed` and `_running`
         self._closed = False
-        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread, Store] | None = None
+        self._running: _Running | None = None
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._chunk = CHUNK
-        # Stops the loop of a connection that is dropped without being closed.
-        self._dropped: finalize[..., Connection] | None = None
         _connections.add(self)
 
     def get(
@@ -180,20 +187,20 @@ class Connection:
                     target=_serve, args=(loop,), name="wsigpu-remote", daemon=True
                 )
                 thread.start()
-                self._running = loop, thread, store
-                self._dropped = finalize(self, _stop, loop, store)
-                self._dropped.atexit = False  # `_close_all` waits for the threads
-            loop, _, store = self._running
-            return asyncio.run_coroutine_threadsafe(request(store), loop)
+                dropped = finalize(self, _stop, loop, store)
+                dropped.atexit = False  # `_close_all` waits for the threads
+                self._running = _Running(loop, thread, store, dropped)
+            running = self._running
+            return asyncio.run_coroutine_threadsafe(request(running.store), running.loop)
 
     def release(self) -> None:
         """Cancel all requests, and release the thread and sockets; the next `get` restarts them."""
         with self._lock:
-            if self._running is not None and self._dropped is not None:
-                (loop, thread, store), self._running = self._running, None
-                self._dropped.detach()
-                _stop(loop, store)
-                thread.join()
+            if self._running is not None:
+                running, self._running = self._running, None
+                running.dropped.detach()
+                _stop(running.loop, running.store)
+                running.thread.join()
 
     def close(self) -> None:
         """Cancel all requests, and refuse new ones."""
@@ -330,8 +337,8 @@ def _close_all() -> None:
 def _abandon_all() -> None:
     """Drop the sockets in a forked process: they and their loops belong to its parent."""
     for connection in list(_connections):
-        if connection._running is not None and isinstance(connection._running[2], HttpStore):
-            connection._running[2].abandon()
+        if connection._running is not None and isinstance(connection._running.store, HttpStore):
+            connection._running.store.abandon()
 
 
 if hasattr(os, "register_at_fork"):

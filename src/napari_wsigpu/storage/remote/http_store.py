@@ -153,6 +153,8 @@ class HttpStore:
                 lasting = isinstance(
                     error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorDNSError
                 )
+                if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
+                    raise
                 if pause is None or lasting:
                     raise OSError(_reason(error)) from None
             else:
@@ -398,6 +400,4 @@ def _reason(error: Exception) -> str:
         return "InvalidCertificate"
     if isinstance(cause, ConnectionRefusedError):
         return "ConnectionRefused"
-    if getattr(cause or error, "errno", None) in (EMFILE, ENFILE):
-        return "TooManyFiles"
     return "IncompleteMessage"

@@ -6,6 +6,7 @@ obstore's own messages contain the URL with its secrets, so they are analyzed bu
 from __future__ import annotations
 
 import re
+from errno import EMFILE, ENFILE
 
 from napari_wsigpu.model.errors import (
     NotASlideError,
@@ -14,6 +15,7 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
     SlideReadError,
     UnsupportedSlideError,
+    file_error,
 )
 
 DISCONNECTED = "The server of '{}' keeps closing the connection; try again later."
@@ -69,9 +71,6 @@ BY_MARK = {
     ),
     "ConnectionRefused": "The server of '{}' refused the connection; check the URL.",
     "TimedOut": SILENT,
-    "TooManyFiles": (
-        "'{}' can't be read, because too many files are open; close slides that you no longer need."
-    ),
     "IncompleteMessage": DISCONNECTED,
     "LocalRedirect": (
         "The server of '{}' redirects to a loopback or link-local address, which is not allowed; "
@@ -101,6 +100,8 @@ def server_error(name: str, error: Exception) -> SlideError:
     error : Exception
         The error of obstore or `HttpStore`.
     """
+    if isinstance(error, OSError) and error.errno in (EMFILE, ENFILE):
+        return file_error(name, error)
     text = str(error)
     status = STATUS.search(text)
     if status is not None:
