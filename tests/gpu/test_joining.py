@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import native
 from napari_wsigpu.codecs.decoder import EncodedBatch
+from napari_wsigpu.gpu.device.switching import Turn
 from napari_wsigpu.gpu.jpeg.joining import StackedBatch, cut
 from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 from napari_wsigpu.model.layout import SlideFile, TileGrid
@@ -33,6 +34,7 @@ class Worker:
     def __init__(self):
         self.device = workspace().device
         self.given = []
+        self.turn = Turn()
 
     def acquire_buffer(self, size):
         return memoryview(bytearray(size))

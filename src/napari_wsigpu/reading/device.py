@@ -168,7 +168,7 @@ class DeviceBackend:
                 try:
                     if not plans or _shows_background(plans, options):
                         self._fill(image, canvas)
-                    with prompt_switching():
+                    with prompt_switching(), self.worker.turn.taken():
                         failures = execute(self, plans, lambda _: canvas, options)
                     if to_host:
                         pixels = self.device.download(pixels, used)
@@ -340,7 +340,10 @@ class DeviceBackend:
             self.parts.log.count(bytes_read=int(stacked.stacked.scans["length"].sum()))
             return stacked
         offsets, lengths = image.grid.ranges(*tiles.T)
-        joined = source.read_joined(offsets.ravel(), lengths.ravel(), self.worker.acquire_buffer)
+        with self.worker.turn.lent():
+            joined = source.read_joined(
+                offsets.ravel(), lengths.ravel(), self.worker.acquire_buffer
+            )
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
 

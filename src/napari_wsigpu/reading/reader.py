@@ -330,15 +330,17 @@ class RegionReader:
         shape = len(regions), *regions.shapes[0], *samples
         pixels: AnyArray | None = None
         if self.offload.decodes(image.stored[0]):
-            plans = plan_regions(number, self._images, regions)
-            pixels = backend.read(
-                number, plans, regions.offsets, options, to_host=False, out=out, stream=stream
-            )
+            with backend.worker.turn.taken():
+                plans = plan_regions(number, self._images, regions)
+                pixels = backend.read(
+                    number, plans, regions.offsets, options, to_host=False, out=out, stream=stream
+                )
+                if pixels is not None:
+                    self._drop_done(plans, options)
         if pixels is None:
             target = None if out is None else out.reshape(shape)
             host = self._read_staged(number, regions, backend, shape, options)
             return backend.send(host, target, stream)
-        self._drop_done(plans, options)
         return pixels.reshape(shape)
 
     def _read_staged(

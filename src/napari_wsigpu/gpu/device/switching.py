@@ -1,4 +1,4 @@
-"""`prompt_switching`: a shorter switch interval for Python's threads."""
+"""How threads that feed a device share the interpreter."""
 
 from __future__ import annotations
 
@@ -40,3 +40,46 @@ def prompt_switching() -> Iterator[None]:
             _users -= 1
             if _users == 0:
                 sys.setswitchinterval(_usual)
+
+
+class Turn:
+    """The right to prepare work for a device, which one thread has at a time.
+
+    It protects no data. Preparing a batch takes hundreds of NumPy calls, and calls with more than
+    500 elements release the GIL. If several threads do that at once, they wait for each other
+    after every call, which takes longer than the calls themselves.
+
+    A thread enters the turn to prepare a batch, and lends it while it waits for bytes, for a device
+    or for a lock. Entering it again has no effect.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait until no other thread has the turn, and have it in this block."""
+        if self._owner == threading.get_ident():
+            yield
+            return
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let other threads have the turn during this block, if this thread has it."""
+        if self._owner != threading.get_ident():
+            yield
+            return
+        self._owner = None
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+            self._owner = threading.get_ident()

@@ -16,6 +16,7 @@ from napari_wsigpu.codecs.jpeg2000 import use_threads
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.compressed.compressed_engine import ENGINE, CompressedEngine
 from napari_wsigpu.gpu.compressed.compressed_engine import KERNELS as COMPRESSED
+from napari_wsigpu.gpu.device.switching import Turn
 from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg.jpeg_kernels import ENGINE as JPEG_KERNELS
 from napari_wsigpu.gpu.jpeg.jpeg_kernels import JpegKernels
@@ -68,6 +69,8 @@ class DecodeWorker:
         Held while a decoder works: two threads in one decoder of nvImageCodec crash the process.
         It is not held while the batch's stream finishes, so the device can paste one batch while
         it decodes the next.
+    turn : Turn
+        Taken by threads that prepare batches.
     loader : Loader
         Reads uncompressed tiles and Zarr chunks into device memory.
     jpeg : JpegKernels
@@ -84,6 +87,7 @@ class DecodeWorker:
         # Protects `_thread` and `_reference`; no job is queued after the None that ends a thread.
         self._lock = threading.Lock()
         self.decoding = threading.RLock()
+        self.turn = Turn()
         self._thread: threading.Thread | None = None
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)

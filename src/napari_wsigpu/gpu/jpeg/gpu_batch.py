@@ -114,15 +114,16 @@ class GpuBatch:
         worker = self._decoder.worker
         if not self._claim.locked():
             self.run(worker)
-        self._done.wait()
-        try:
-            if self._error is None and self._ready is not None:
-                self._complete(worker)
-        except Exception as error:  # raised below, like errors of `run`
-            self._error = error
-        finally:
-            self._synchronize()
-            self._release()
+        with worker.turn.lent():
+            self._done.wait()
+            try:
+                if self._error is None and self._ready is not None:
+                    self._complete(worker)
+            except Exception as error:  # raised below, like errors of `run`
+                self._error = error
+            finally:
+                self._synchronize()
+                self._release()
         if self._error is None:
             return self._failures
         # An exception may be stored; its frames would keep the bytes and pixels of the batch alive.
@@ -165,7 +166,7 @@ class GpuBatch:
                 index: worker.decode_reference(self._batch[index]) for index in samples
             }
             # References are decoded on the CPU while the device decodes.
-            with worker.decoding:
+            with worker.turn.lent(), worker.decoding:
                 worked = prepared.decode(worker)
                 self._engine = prepared.engine(worker)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
@@ -215,8 +216,10 @@ class GpuBatch:
         done: list[int] = []
         parts, self._cpu_parts = self._cpu_parts, []
         self._uploaded += parts
+        turn = self._decoder.worker.turn
         for part in parts:
-            failed = part.wait()
+            with turn.lent():
+                failed = part.wait()
             self._failures |= failed
             self.on_cpu += len(part.indices)
             for index, pixels in zip(part.indices, part.memory, strict=True):

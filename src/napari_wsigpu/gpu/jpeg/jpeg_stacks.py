@@ -183,7 +183,9 @@ class JpegStreams:
         if joined is None:
             return None
         buffer = worker.acquire_buffer(joined.end)
-        if not source.read_scans(joined.scans, joined.header, buffer):
+        with worker.turn.lent():
+            alike = source.read_scans(joined.scans, joined.header, buffer)
+        if not alike:
             worker.release_buffer(buffer)
             self._common_header = b""
             return None
