@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.codecs import image_codecs
@@ -13,7 +13,7 @@ from napari_wsigpu.model import tags
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.byte_codecs import Bytes, Data
+    from napari_wsigpu.codecs.byte_codecs import Data, Unpack
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Encoding, LevelLayout
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # of shape (height, width, samples) for the pixels. If the image has a different size, the function
 # raises RuntimeError or ValueError before it allocates memory.
 Decode = Callable[["Data", "Encoding", int, "Array"], None]
-# Function that decompresses bytes, given the possible sizes of the result, the largest first.
-Unpack = Callable[["Bytes", Sequence[int]], "Bytes"]
 
 
 class ImageCompression(NamedTuple):

@@ -19,8 +19,7 @@ from napari_wsigpu.storage.source import Unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from napari_wsigpu.codecs.byte_codecs import Data
-    from napari_wsigpu.codecs.compressions import Unpack
+    from napari_wsigpu.codecs.byte_codecs import Data, Unpack
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.model.arrays import Array, ByteArray
     from napari_wsigpu.model.layout import Encoding, LevelLayout
@@ -228,17 +227,21 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.bits < 8:
         return _decode_bits(unpack, data, encoding.bits, views)
-    raw = memoryview(unpack(data, [view.nbytes for view in views]))
+    floats = encoding.predictor == PREDICTOR.FLOATINGPOINT
+    # All views start where the largest one does.
+    room = None if floats else views[0].reshape(-1).view(np.uint8)
+    raw = memoryview(unpack(data, [view.nbytes for view in views], room))
     pixels = _view_of(len(raw), views)
     raw = raw[: pixels.nbytes]
-    if encoding.predictor == PREDICTOR.FLOATINGPOINT:
+    if floats:
         # This predictor reads the stored byte order and writes the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
         imagecodecs.floatpred_decode(values, axis=-2, out=pixels)
         return pixels
     stored = pixels.dtype.newbyteorder(encoding.byte_order)
     values = np.frombuffer(raw, stored).reshape(pixels.shape)
-    pixels[...] = values[..., ::-1] if encoding.blue_first else values
+    if encoding.blue_first or not stored.isnative or values.ctypes.data != pixels.ctypes.data:
+        pixels[...] = values[..., ::-1] if encoding.blue_first else values
     if encoding.predictor == PREDICTOR.HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
@@ -247,7 +250,7 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
 def _decode_bits(unpack: Unpack, data: Data, bits: int, views: Sequence[Array]) -> Array:
     """Decode samples of fewer than 8 bits; each row starts at a byte boundary."""
     rows = [-(-view.shape[1] * bits // 8) for view in views]
-    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
+    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)], None)
     for pixels, row in zip(views, rows, strict=True):
         if len(pixels) * row == len(raw):
             packed = np.frombuffer(raw, np.uint8).reshape(-1, row)
