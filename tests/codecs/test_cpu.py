@@ -644,6 +644,36 @@ class TestPool:
         assert gone() is None
         assert pending is not None
 
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    def test_results_of_tasks_are_in_order(self, workers):
+        decoder = CpuDecoder(workers)
+        try:
+            # Tasks that wait for the pool themselves never wait for each other.
+            tasks = [partial(decoder.run_all, [partial(pow, n, 2)] * 3) for n in range(20)]
+            assert decoder.run_all(tasks) == [[n * n] * 3 for n in range(20)]
+            assert decoder.run_all([]) == []
+        finally:
+            decoder.release()
+
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("bad", [0, 5])
+    def test_an_error_is_raised_once_no_task_runs(self, workers, bad):
+        decoder, running = CpuDecoder(workers), set()
+
+        def task(number):
+            running.add(number)
+            time.sleep(0.01)
+            running.remove(number)
+            if number == bad:
+                raise ValueError("bad")
+
+        try:
+            with pytest.raises(ValueError, match="bad"):
+                decoder.run_all([partial(task, number) for number in range(10)])
+            assert not running
+        finally:
+            decoder.release()
+
     def test_waiting_thread_decodes_alone(self, batch, schedule):
         delivered = Delivered(batch)
         pending = schedule(batch, 0, delivered)

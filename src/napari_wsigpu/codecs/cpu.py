@@ -130,6 +130,22 @@ class CpuDecoder:
         done.set_result(task())
         return done
 
+    def run_all(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Run tasks in the pool and in this thread; return their results in order.
+
+        If a task fails, its error is raised once no other task is running.
+        """
+        waiting = [(task, self.submit(task)) for task in tasks[1:]]
+        try:
+            found = [task() for task in tasks[:1]]
+            # Tasks that no thread has started are run here, so tasks may wait for the pool too.
+            found += [task() if done.cancel() else done.result() for task, done in waiting]
+        finally:
+            for _, done in waiting:
+                if not done.cancel():
+                    done.exception()
+        return found
+
     def release(self) -> None:
         """Join the threads and free unused memory; the next batch starts new threads."""
         self._memory.clear()

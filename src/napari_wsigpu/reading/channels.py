@@ -177,8 +177,10 @@ class ChannelReader:
         """
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
         damaged: set[Tile] = set()
-        for image, shown in self._sources(number, channels):
-            pixels = self._guarded(partial(self._reader.read_tiles, image, tiles))
+        sources = self._sources(number, channels)
+        images = [image for image, _ in sources]
+        read = self._guarded(partial(self._reader.read_tiles_of, images, tiles))
+        for (image, shown), pixels in zip(sources, read, strict=True):
             for tile in tiles:
                 found[tile] += (pixels[tile][..., channel] for channel in shown)
                 if self._log.has_failed(TileKey(self._slide, image, *tile)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -234,6 +235,14 @@ class RegionReader:
         }
         self._tiles.put_all(keep, pixels.nbytes)
         return found
+
+    def read_tiles_of(
+        self, numbers: Sequence[int], tiles: Collection[tuple[int, int]]
+    ) -> list[dict[tuple[int, int], Array]]:
+        """Read the same tiles of several images concurrently; see `read_tiles`."""
+        return self._parts.decoder.run_all(
+            [partial(self.read_tiles, number, tiles) for number in numbers]
+        )
 
     def cached_tiles(
         self, number: int, tiles: Collection[tuple[int, int]]
