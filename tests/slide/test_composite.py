@@ -66,6 +66,29 @@ def test_only_visible_channels_are_decoded(slide):
     assert slide.stats()["decoded"]["cpu"] == before + 1
 
 
+@pytest.mark.parametrize("level", [0, 1])
+def test_one_channel_of_a_level_is_decoded_alone(slide, pixels, level):
+    stored = pixels[4] if level == 0 else pixels[4, ::2, ::2]
+    before = slide.stats()["bytes_decoded"]
+    np.testing.assert_array_equal(slide.levels[level][10:250, 20:240, 4], stored[10:250, 20:240])
+    assert slide.stats()["bytes_decoded"] == before + 256 * 256 * 2
+    np.testing.assert_array_equal(slide.levels[level][300:, ::3, 4], stored[300:, ::3])
+
+
+def test_a_channel_of_a_damaged_tile_is_named(tmp_path, pixels):
+    path = tmp_path / "six.ome.tif"
+    write(path, pixels, compression="zlib")
+    with tifffile.TiffFile(path) as file:
+        start = file.pages[3].dataoffsets[0]
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(20))
+    with open_slide(path, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][:200, :200, 2], pixels[2, :200, :200])
+        with pytest.raises(TileError, match="channel 3"):
+            slide.levels[0][:200, :200, 3]
+
+
 @pytest.mark.parametrize("composite", [[0, 1], 5, "a"])
 def test_only_composites_are_composed(slide, composite):
     with pytest.raises(RegionError, match="is not a composite; pass"):

@@ -140,6 +140,15 @@ class ChannelReader:
         stored = self._finest
         return stored.dtype.itemsize * (len(channels) if self._images else stored.channels)
 
+    def image_of(self, number: int, channel: int | None) -> tuple[int, int | None]:
+        """Return the number of the image that holds a channel (None: all), and the channel in it.
+
+        The image is `number`, unless it is a level whose channels are separate images.
+        """
+        if channel is None or (number, channel) not in self._images:
+            return number, channel
+        return self._images[number, channel].number, 0
+
     def region(
         self,
         number: int,

@@ -473,9 +473,10 @@ class Slide:
                 if wanted is None:
                     return small
                 keep = wanted
-            options = ReadOptions(channel=stored_channel, tolerant=tolerant, keep=keep, table=table)
+            image, only = self._channel_reader.image_of(number, stored_channel)
+            options = ReadOptions(channel=only, tolerant=tolerant, keep=keep, table=table)
             regions = Regions.slice(rows, columns)
-            pixels: Array = self._guarded(lambda: reader.read(number, regions, options)[0])
+            pixels: Array = self._guarded(lambda: reader.read(image, regions, options)[0])
             return pixels if stored_channel == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, number, channel, tolerant=tolerant)
@@ -1143,8 +1144,9 @@ class Slide:
         """
         self._reopen_if_forked()
         reader = self._image_reader(index)
-        regions, options = Regions.slice(rows, columns), ReadOptions(channel=channel)
-        read = partial(reader.read_to_device, index, regions, device, options=options)
+        image, only = self._channel_reader.image_of(index, channel)
+        regions, options = Regions.slice(rows, columns), ReadOptions(channel=only)
+        read = partial(reader.read_to_device, image, regions, device, options=options)
         return self._guarded(read)[0]
 
     def read_bytes(self, ranges: Sequence[Pair]) -> list[memoryview]:
