@@ -213,7 +213,7 @@ def test_pixels_are_copied_to_the_host_only_on_access(viewer, host_gpu, monkeypa
 def test_a_gpu_is_waited_for_longer(viewer, host_gpu, monkeypatch):
     """A view that it decodes in that time is exact in its first frame."""
     monkeypatch.setattr(frames, "PATIENCE_SECONDS", 0)
-    monkeypatch.setattr(frames, "DEVICE_PATIENCE_SECONDS", 20)
+    monkeypatch.setattr(frames, "MORE_PATIENCE_SECONDS", 20)
     layer = opened(viewer, "cuda")
     for y, x in [(1200, 1200), (4000, 5000)]:
         layer.data[0].slide.clear_cache()
@@ -225,7 +225,7 @@ def test_a_gpu_is_waited_for_longer(viewer, host_gpu, monkeypatch):
 def test_tiles_that_land_right_after_a_view_was_drawn_are_shown(make_viewer, host_gpu, monkeypatch):
     viewer = make_viewer()
     layer = opened(viewer, "cuda")
-    monkeypatch.setattr(frames, "DEVICE_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(frames, "MORE_PATIENCE_SECONDS", 0)
     compose, waited_for = DevicePicture.compose, []
 
     def compose_and_wait(picture, *given):

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 # Longest wait for tiles in one frame. A frame waits only if all of them are expected in this time.
 PATIENCE_SECONDS = 0.012
 # The GPU decodes several times slower while it draws, so a coarse frame costs more than waiting.
-DEVICE_PATIENCE_SECONDS = 0.03
+# It would also delay the exact frame of a single movement.
+MORE_PATIENCE_SECONDS = 0.03
 
 
 class FrameClock:
@@ -26,6 +27,7 @@ class FrameClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._started: float | None = None
+        self._ended = 0.0
         self._patient_since: float | None = None
 
     def start(self) -> None:
@@ -35,13 +37,15 @@ class FrameClock:
 
     def end(self, event: Event) -> None:
         """End the frame, and record its duration."""
+        self._ended = time.perf_counter()
         if self._started is not None:
-            self.seconds = time.perf_counter() - self._started
+            self.seconds = self._ended - self._started
         self._started = self._patient_since = None
 
     def patient_until(self, *, on_device: bool = False) -> float:
         """Return the time until which slices of this frame may wait for tiles."""
         if self._patient_since is None:
             self._patient_since = time.perf_counter()
-        patience = DEVICE_PATIENCE_SECONDS if on_device else PATIENCE_SECONDS
+        rested = self._started is not None and self._started - self._ended > self.seconds
+        patience = MORE_PATIENCE_SECONDS if on_device or rested else PATIENCE_SECONDS
         return self._patient_since + patience
