@@ -630,26 +630,26 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
 }
 
 void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
-                    const uint8_t* shades, float* kept, uint8_t* target, int32_t threads) {
+                    const uint8_t* shades, float* sums, uint8_t* target, int32_t threads) {
     std::atomic<int64_t> next{0};
     auto work = [&] {
         float own[4 * SPAN];
         for (int64_t row; (row = next.fetch_add(1)) < height;) {
             for (int64_t left = 0; left < width; left += SPAN) {
                 const int64_t size = std::min<int64_t>(SPAN, width - left);
-                float* sums = kept ? kept + 4 * (row * width + left) : own;
-                if (!kept) std::fill(sums, sums + 4 * size, 0.0f);
+                float* line = sums ? sums + 4 * (row * width + left) : own;
+                if (!sums) std::fill(line, line + 4 * size, 0.0f);
                 for (int64_t index = 0; index < count; ++index) {
                     const Plane& plane = planes[index];
                     const uint8_t* from =
                         plane.pixels + row * plane.row_pitch + left * plane.pixel_pitch;
-                    if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, sums);
-                    else add_colors<uint16_t>(plane, from, size, sums);
+                    if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, line);
+                    else add_colors<uint16_t>(plane, from, size, line);
                 }
                 uint8_t* to = target + 3 * (row * width + left);
                 for (int64_t x = 0; x < size; ++x)
                     for (int channel = 0; channel < 3; ++channel) {
-                        const float sum = sums[4 * x + channel];  // NaN is black
+                        const float sum = line[4 * x + channel];  // NaN is black
                         *to++ = shades[sum > 0 ? int(std::min(sum, 1.0f) * SHADES + 0.5f) : 0];
                     }
             }
