@@ -4,9 +4,15 @@ import threading
 
 import pytest
 
+from napari_wsigpu.gpu.device import switching
 from napari_wsigpu.gpu.device.switching import Turn
 
 SECONDS = 10
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(switching, "LONGEST_TURN", SECONDS)
 
 
 def in_thread(work):
@@ -55,6 +61,17 @@ def test_another_thread_has_the_turn_while_it_is_lent():
         waiting = in_thread(lambda: enter(turn))
         assert not waiting.wait(0.05)
     assert waiting.wait(SECONDS)
+
+
+def test_a_thread_that_is_stopped_in_its_turn_blocks_no_other(monkeypatch):
+    monkeypatch.setattr(switching, "LONGEST_TURN", 0.01)
+    turn = Turn()
+    with turn.taken():
+        assert in_thread(lambda: enter(turn)).wait(SECONDS)
+        with turn.lent():
+            assert in_thread(lambda: enter(turn)).wait(SECONDS)
+    monkeypatch.setattr(switching, "LONGEST_TURN", SECONDS)
+    assert in_thread(lambda: enter(turn)).wait(SECONDS)
 
 
 def test_entering_twice_has_no_effect():

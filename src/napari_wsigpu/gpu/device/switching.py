@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Seconds.
 INTERVAL = 5e-5
+LONGEST_TURN = 0.1
 
 # Protects `_users` and `_usual`: the first user shortens the interval, the last one restores it.
 _lock = threading.Lock()
@@ -49,8 +50,9 @@ class Turn:
     500 elements release the GIL. If several threads do that at once, they wait for each other
     after every call, which takes longer than the calls themselves.
 
-    A thread enters the turn to prepare a batch, and lends it while it waits for bytes, for a device
-    or for a lock. Entering it again has no effect.
+    A thread takes the turn to prepare a batch, and lends it while it waits for bytes, for a device
+    or for a lock. Others wait for it for `LONGEST_TURN` at most, so a thread that is stopped in its
+    turn can't block them.
     """
 
     def __init__(self) -> None:
@@ -59,27 +61,34 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait until no other thread has the turn, and have it in this block."""
+        """Have the turn in this block; no effect if this thread has it already."""
         if self._owner == threading.get_ident():
             yield
             return
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = None
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Let other threads have the turn during this block, if this thread has it."""
-        if self._owner != threading.get_ident():
-            yield
-            return
-        self._owner = None
-        self._lock.release()
+        self._take()
         try:
             yield
         finally:
-            self._lock.acquire()
+            self._give()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let others have the turn during this block; no effect if this thread does not have it."""
+        had = self._give()
+        try:
+            yield
+        finally:
+            if had:
+                self._take()
+
+    def _take(self) -> None:
+        if self._lock.acquire(timeout=LONGEST_TURN):
             self._owner = threading.get_ident()
+
+    def _give(self) -> bool:
+        """Give the turn back; return whether this thread had it."""
+        if self._owner != threading.get_ident():
+            return False
+        self._owner = None
+        self._lock.release()
+        return True
