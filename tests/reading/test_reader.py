@@ -19,6 +19,7 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
 )
 from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.device import DeviceBackend
 from napari_wsigpu.slide import runtime
 from tests.conftest import pinned_places
 from tests.writers import slides, tiffbytes
@@ -189,10 +190,23 @@ def test_few_lossless_tiles_are_left_to_the_cpu(tmp_path, host_runtime, monkeypa
     pixels = np.tile(slides.picture(272, 272), (1, 2, 1))
     tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="zlib")
     with open_slide(tmp_path / "a.tif") as slide:
-        np.testing.assert_array_equal(slide.read_region((0, 0), (240, 256)), pixels[:256, :240])
+        np.testing.assert_array_equal(slide.read_region((0, 0), (128, 160)), pixels[:160, :128])
         assert asked == []
         np.testing.assert_array_equal(slide.read_region((0, 0), (544, 272)), pixels)
         assert asked == ["deflate"]
+
+
+@pytest.mark.parametrize(("device", "by_gpu"), [("auto", False), ("cuda", True)])
+def test_few_lossless_tiles_are_sent_to_a_device(tmp_path, host_gpu, monkeypatch, device, by_gpu):
+    pixels, asked, read = slides.picture(272, 272), [], DeviceBackend.read
+    monkeypatch.setattr(DeviceBackend, "read", lambda *a, **k: asked.append(1) or read(*a, **k))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="zlib")
+    with open_slide(tmp_path / "a.tif", device=device) as slide:
+        few = slide.read_region((0, 0), (128, 160), device="cuda")
+        np.testing.assert_array_equal(few, pixels[:160, :128])
+        assert bool(asked) == by_gpu
+        np.testing.assert_array_equal(slide.read_region((0, 0), (272, 272), device="cuda"), pixels)
+        assert asked
 
 
 class TestFailures:

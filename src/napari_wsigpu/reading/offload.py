@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # In bytes. Displays draw on a device only if its cache can hold a view and its surroundings.
 LEAST_BUDGET = 256 << 20
-# Our lossless kernels decode each tile with a few slow threads: 27 or a thousand tiles of 128 KiB
-# take about 35 ms, but 16 cores decode 27 of them in 9 ms.
-LOSSLESS, LEAST_LOSSLESS = frozenset({"deflate", "LZW", "PackBits", "zstd"}), 256
+# Our lossless kernels decode each tile with a few slow threads: 25 or a thousand tiles of 192 KiB
+# take 26 to 35 ms, but 16 cores decode 25 of them in 8 ms, and 81 in 24 to 32 ms.
+LOSSLESS, LEAST_LOSSLESS = frozenset({"deflate", "LZW", "PackBits", "zstd"}), 96
 
 CPU = "CPU"
 # Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
@@ -193,8 +193,7 @@ class Offload:
 
         if index is not None:
             return read(self._devices.worker(index))
-        tiles = sum(len(plan.tiles) for plan in plans)
-        if how.kind in LOSSLESS and tiles < LEAST_LOSSLESS and not halvings:
+        if not halvings and self.is_slower(image, plans):
             return None
         worker = self._devices.background.worker(how.kind)
         if worker is None:
@@ -234,8 +233,15 @@ class Offload:
         return found
 
     def decodes(self, image: LevelLayout) -> bool:
-        """Return whether a device decodes an image's tiles that are read to it."""
+        """Return whether a device can decode an image's tiles that are read to it."""
         return self._choice[0] != "cpu" and not isinstance(recipe_for(image), str)
+
+    def is_slower(self, image: LevelLayout, plans: Sequence[ReadPlan]) -> bool:
+        """Return whether a GPU needs longer for plans than the CPU, and was not chosen."""
+        how = recipe_for(image)
+        lossless = not isinstance(how, str) and how.kind in LOSSLESS
+        few = sum(len(plan.tiles) for plan in plans) < LEAST_LOSSLESS
+        return self.index is None and lossless and few
 
     def is_refused(self, image: LevelLayout) -> bool:
         """Return whether it is known that the CPU decodes an image's tiles, now and later."""

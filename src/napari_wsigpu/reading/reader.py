@@ -341,9 +341,16 @@ class RegionReader:
         if self.offload.decodes(image.stored[0]):
             with backend.worker.turn.taken():
                 plans = plan_regions(number, self._images, regions)
-                pixels = backend.read(
-                    number, plans, regions.offsets, options, to_host=False, out=out, stream=stream
-                )
+                if not self.offload.is_slower(image.stored[0], plans):
+                    pixels = backend.read(
+                        number,
+                        plans,
+                        regions.offsets,
+                        options,
+                        to_host=False,
+                        out=out,
+                        stream=stream,
+                    )
                 if pixels is not None:
                     self._drop_done(plans, options)
         if pixels is None:
