@@ -165,14 +165,11 @@ class ChannelReader:
         SlideError
             If the file can't be read.
         """
-
-        def read(image: int) -> Array:
-            return self._guarded(lambda: self._reader.read(image, regions, options)[0])
-
-        if self._images:
-            return [read(self._images[number, channel].number)[..., 0] for channel in channels]
-        pixels = read(number) if channels else None
-        return [] if pixels is None else [pixels[..., channel] for channel in channels]
+        found: list[Array] = []
+        for image, shown in self._sources(number, channels):
+            pixels = self._guarded(partial(self._reader.read, image, regions, options))[0]
+            found += (pixels[..., channel] for channel in shown)
+        return found
 
     def tiles(
         self, number: int, tiles: Collection[Tile], channels: Sequence[int]
@@ -212,5 +209,5 @@ class ChannelReader:
     def _sources(self, number: int, channels: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
         """Return the numbers of the images that hold some channels, and the channels in each."""
         if not self._images:
-            return [(number, channels)]
+            return [(number, channels)] if channels else []
         return [(self._images[number, channel].number, (0,)) for channel in channels]
