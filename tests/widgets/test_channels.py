@@ -10,6 +10,7 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
 
+from napari_wsigpu import wait
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.contributions.view_commands import next_channels
 from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
@@ -218,6 +219,27 @@ def test_channels_are_split_into_layers(viewer, layer, dock):
         *(f"channels5 {name}" for name in ("DAPI", "CD3", "CD8", "PanCK")),
     ]
     assert [each.visible for each in viewer.layers] == [False, True, True, True, True]
+
+
+def test_a_layer_of_one_channel_decodes_no_other(viewer, layer, dock):
+    click(dock.split)
+    shown, pixels = viewer.layers[2], slide_of(layer).levels[0][..., 1]
+    for each in viewer.layers:
+        each.visible = each is shown
+    slide = slide_of(shown)
+    slide.clear_cache()
+    before = slide.stats()
+    viewer.scene.camera.zoom *= 4
+    wait(shown)
+    after = slide.stats()
+    tiles = after["decoded"]["cpu"] - before["decoded"]["cpu"]
+    channel_bytes = slide.pyramid[0].layout.tile_bytes // 5
+    assert tiles > 0
+    assert after["bytes_decoded"] - before["bytes_decoded"] == tiles * channel_bytes
+    (top, left), (bottom, right) = shown.corner_pixels
+    assert shown.data_level == 0
+    expected = pixels[top : bottom + 1, left : right + 1]
+    np.testing.assert_array_equal(np.asarray(shown._slice.image.raw), expected)
 
 
 def test_other_slides_have_no_channels_to_choose(viewer, write_channels, qtbot):

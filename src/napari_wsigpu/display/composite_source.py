@@ -100,6 +100,10 @@ class CompositeSource(HostedSource):
     _cleared: int = field(default=0, init=False)  # `clearings` when the sums were last cleared
     slowed: ClassVar[float] = DisplaySource.slowed
 
+    def image_of(self, level: LevelArray) -> tuple[int, LevelLayout, int | None]:
+        """Return the number and layout of a composite's level, and the component that it shows."""
+        return level.number, level.layout, level.channel
+
     def key_color(self, _: Color) -> Color:
         """Return the color in the keys of composed tiles."""
         return self.view.state[1]

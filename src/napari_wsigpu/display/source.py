@@ -10,11 +10,12 @@ import numpy as np
 from napari_wsigpu.reading.cache import TileKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from napari_wsigpu.codecs.color import Color, ColorTable
     from napari_wsigpu.model.arrays import Array, DType
-    from napari_wsigpu.model.layout import PyramidLevel, SlideLayout
+    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.reading.log import TileLog
 
     Tiles = dict[tuple[int, int], Array]
@@ -42,6 +43,8 @@ class DisplaySource:
         `RegionReader.read_tiles`, guarded against closing the slide during a read.
     log : TileLog
         Counts tiles.
+    by_channel : Mapping of (int, int) to PyramidLevel
+        The images of single channels; see `channel_levels`.
 
     Attributes
     ----------
@@ -57,12 +60,27 @@ class DisplaySource:
     _table: Callable[[Color], ColorTable | None]
     _read: ReadTiles
     _log: TileLog
+    _by_channel: Mapping[tuple[int, int], PyramidLevel]
     clearings: int = 0
     slowed: ClassVar[float] = 1.0
 
     def key_color(self, color: Color) -> Color:
         """Return the color in the keys of tiles that are shown in a color."""
         return color
+
+    def __post_init__(self) -> None:
+        images = *self._pyramid, *self._by_channel.values()
+        self._levels = {each.number: each for each in images}
+
+    def image_of(self, level: LevelArray) -> tuple[int, LevelLayout, int | None]:
+        """Return the number and layout of the image with a level's pixels, and the channel in it.
+
+        A channel that the file stores apart is an image of its own.
+        """
+        own = None if level.channel is None else self._by_channel.get((level.number, level.channel))
+        if own is None:
+            return level.number, level.layout, level.channel
+        return own.number, own.layout, 0
 
     def background(self, color: Color) -> float | Array:
         """Return the value of pixels that the file does not hold, in a color."""
@@ -118,7 +136,7 @@ class DisplaySource:
         """Return a whole level with its damaged tiles hatched, as `read_tiles` returns them."""
         if not self.has_failures:
             return pixels
-        layout = next(each.layout for each in self._pyramid if each.number == level)
+        layout = self._levels[level].layout
         found = pixels
         for row, column in np.ndindex(layout.grid.rows, layout.grid.columns):
             rect = layout.tile_rect(row, column)
@@ -143,7 +161,7 @@ class DisplaySource:
 
     def parts_of(self, level: int) -> int:
         """Return the number of stored tiles that are decoded for one tile of a level."""
-        levels = {each.number: each for each in self._pyramid}
+        levels = self._levels
         below, own = levels[level], levels[level].layout
         # Computed levels are averaged from the next finer level, down to a stored one.
         while below.layout.computed and below.finer is not None:
@@ -160,8 +178,7 @@ class DisplaySource:
 
     def tile_shape(self, key: TileKey) -> tuple[int, int]:
         """Return the height and width of a tile cropped to its level."""
-        level = next(each.layout for each in self._pyramid if each.number == key.image)
-        _, _, height, width = level.tile_rect(key.row, key.column)
+        _, _, height, width = self._levels[key.image].layout.tile_rect(key.row, key.column)
         return height, width
 
     def count_shown(self, needed: int, available: int) -> None:
@@ -185,6 +202,10 @@ class HostedSource:
     def clearings(self) -> int:
         """Number of times that the slide's tiles were dropped."""
         return self._host.clearings
+
+    def image_of(self, level: LevelArray) -> tuple[int, LevelLayout, int | None]:
+        """Return the image with a level's pixels; see `DisplaySource.image_of`."""
+        return self._host.image_of(level)
 
     def hatch(self, level: int, pixels: Array, background: float | Array) -> Array:
         """Return a whole level with its damaged tiles hatched."""

@@ -346,6 +346,7 @@ class Slide:
             self._profile.table,
             lambda *arguments: self._guarded(partial(self._reader.read_tiles, *arguments)),
             self._log,
+            by_channel,
         )
         self._channel_reader = ChannelReader(
             self._number, layout.levels[0], by_channel, self._reader, self._log, self._guarded

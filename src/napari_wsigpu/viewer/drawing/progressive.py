@@ -513,7 +513,7 @@ class ProgressiveDisplay:
     ) -> Array:
         """Return an overview that has just been read, with damaged tiles hatched."""
         background = source.background(slide.display_color)
-        hatched = source.hatch(levels[-1].number, overview, background)
+        hatched = source.hatch(source.image_of(levels[-1])[0], overview, background)
         self._is_hatched, self._is_outdated = hatched is not overview, False
         return hatched
 

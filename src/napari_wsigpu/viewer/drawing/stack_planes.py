@@ -211,8 +211,9 @@ def available_tiles(
     source: Source, slide: Slide, levels: Sequence[LevelArray], overview: Array
 ) -> AvailableTiles:
     """Return the index of a slide's decoded tiles, in the colors that are shown."""
-    color, shown = slide.display_color, {level.number: level.layout for level in levels}
-    common = source.slide, shown, overview, source.background(color), levels[0].channel
+    color, images = slide.display_color, [source.image_of(level) for level in levels]
+    shown, channel = {number: layout for number, layout, _ in images}, images[0][2]
+    common = source.slide, shown, overview, source.background(color), channel
     color = source.key_color(color)
     if isinstance(source, DeviceSource):
         return AvailableDeviceTiles(source.tiles, *common)
