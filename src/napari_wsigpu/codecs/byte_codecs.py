@@ -13,14 +13,9 @@ from napari_wsigpu.model.tags import COMPRESSION, DATATYPE, PHOTOMETRIC, Tag
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from napari_wsigpu.model.arrays import ByteArray
-
     Bytes = bytes | bytearray | memoryview
     # `Bytes` for imagecodecs, which accepts memoryviews although its stubs exclude them.
     Data: TypeAlias = Any
-    # Function that decompresses bytes, given the possible sizes of the result, the largest first,
-    # and memory of the largest size, in which the result may be.
-    Unpack = Callable[[Bytes, Sequence[int], ByteArray | None], Bytes]
 
 
 MAX_EXCESS = 64 << 10  # bytes that may follow the pixels in a segment
@@ -28,18 +23,18 @@ TIFF_HEADER = struct.Struct("<4sI")
 TIFF_ENTRY = struct.Struct("<HHII")
 
 
-def unpack_none(data: Bytes, sizes: Sequence[int], _: ByteArray | None = None) -> Bytes:
-    """Return uncompressed bytes, cut after the pixels; see `Unpack`."""
+def unpack_none(data: Bytes, sizes: Sequence[int]) -> Bytes:
+    """Return uncompressed bytes, cut after the pixels; see `codecs.compressions.Unpack`."""
     return memoryview(data)[: sizes[0]]
 
 
-def unpack_with(name: str) -> Unpack:
+def unpack_with(name: str) -> Callable[[Bytes, Sequence[int]], Bytes]:
     """Return a function that decompresses bytes with a function of imagecodecs."""
 
-    def unpack(data: Bytes, sizes: Sequence[int], room: ByteArray | None = None) -> Bytes:
-        decode: Callable[..., Bytes] = getattr(imagecodecs, name)  # loads the library
+    def unpack(data: Bytes, sizes: Sequence[int]) -> Bytes:
+        decode: Callable[..., bytes] = getattr(imagecodecs, name)  # loads the library
         try:
-            return decode(data, out=sizes[0] if room is None else room)
+            return decode(data, out=sizes[0])
         except RuntimeError:
             # Most codecs fail if the output is too small, as it is for segments with excess bytes.
             return memoryview(decode(data, out=sizes[0] + MAX_EXCESS))[: sizes[0]]
@@ -47,7 +42,7 @@ def unpack_with(name: str) -> Unpack:
     return unpack
 
 
-def unpack_lzw(data: Bytes, sizes: Sequence[int], _: ByteArray | None = None) -> bytes:
+def unpack_lzw(data: Bytes, sizes: Sequence[int]) -> bytes:
     """Decode one LZW segment with libtiff.
 
     imagecodecs' own LZW decoder crashes on some damaged streams: if a code after a clear code is
@@ -112,7 +107,7 @@ def _lzw_row(data: Bytes, size: int) -> bytes:
     return imagecodecs.tiff_decode(file).tobytes()
 
 
-def unpack_czi_zstd(data: Bytes, sizes: Sequence[int], _: ByteArray | None = None) -> Bytes:
+def unpack_czi_zstd(data: Bytes, sizes: Sequence[int]) -> Bytes:
     """Decode Zeiss's zstd1: a header, which states whether samples are split into bytes, and zstd.
 
     The header starts with its length. If the length is 3, a chunk of type 1 with a flag follows: if

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.codecs import image_codecs
@@ -13,7 +13,7 @@ from napari_wsigpu.model import tags
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.byte_codecs import Data, Unpack
+    from napari_wsigpu.codecs.byte_codecs import Bytes, Data
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Encoding, LevelLayout
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # of shape (height, width, samples) for the pixels. If the image has a different size, the function
 # raises RuntimeError or ValueError before it allocates memory.
 Decode = Callable[["Data", "Encoding", int, "Array"], None]
+# Function that decompresses bytes, given the possible sizes of the result, the largest first.
+Unpack = Callable[["Bytes", Sequence[int]], "Bytes"]
 
 
 class ImageCompression(NamedTuple):
@@ -36,16 +38,20 @@ class ImageCompression(NamedTuple):
 
 
 class ByteCompression(NamedTuple):
-    """A compression of the samples' bytes; `unpack` uses imagecodecs' `function`, if any."""
+    """A compression of the samples' bytes; `unpack` uses imagecodecs' `function`, if any.
+
+    If `in_place`, the function alone can decompress into given memory.
+    """
 
     name: str
     codes: tuple[int, ...]
     unpack: Unpack
     function: str | None
+    in_place: bool = False
 
 
 def _unpacked_by(name: str, codes: tuple[int, ...], function: str) -> ByteCompression:
-    return ByteCompression(name, codes, unpack_with(function), function)
+    return ByteCompression(name, codes, unpack_with(function), function, in_place=True)
 
 
 COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
@@ -60,9 +66,7 @@ COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     _unpacked_by("deflate", tags.DEFLATE, "deflate_decode"),
     _unpacked_by("zstd", tags.ZSTD, "zstd_decode"),
     ByteCompression("zstd1", (tags.CZI_ZSTD,), unpack_czi_zstd, "zstd_decode"),
-    ByteCompression(
-        "PackBits", (COMPRESSION.PACKBITS,), unpack_with("packbits_decode"), "packbits_decode"
-    ),
+    _unpacked_by("PackBits", (COMPRESSION.PACKBITS,), "packbits_decode"),
     _unpacked_by("LZMA", (COMPRESSION.LZMA,), "lzma_decode"),
     ImageCompression("WebP", tags.WEBP, image_codecs.decode_webp, "webp_decode"),
     ImageCompression("JPEG-LS", (tags.JPEG_LS,), image_codecs.decode_jpegls, "jpegls_decode"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ from napari_wsigpu.storage.source import Unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from napari_wsigpu.codecs.byte_codecs import Data, Unpack
+    from napari_wsigpu.codecs.byte_codecs import Data
+    from napari_wsigpu.codecs.compressions import Unpack
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.model.arrays import Array, ByteArray
     from napari_wsigpu.model.layout import Encoding, LevelLayout
@@ -188,7 +190,7 @@ def _decode_segment(data: memoryview, tile: EncodedTile, plane: int, memory: Byt
     views = _tile_views(tile.level, tile.row, tile.column, memory)
     compression = BY_CODE[encoding.compression]
     if isinstance(compression, ByteCompression):
-        return _decode_bytes(compression.unpack, data, encoding, list(views))
+        return _decode_bytes(compression, data, encoding, list(views))
     # Each codec compares the size in the header with `pixels` before it allocates anything, so a
     # tile that claims to be huge costs nothing.
     first_error: Exception | None = None
@@ -222,15 +224,15 @@ def _tile_views(level: LevelLayout, row: int, column: int, memory: ByteArray) ->
         yield memory[:size].view(dtype).reshape(high, wide, samples)
 
 
-def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequence[Array]) -> Array:
+def _decode_bytes(
+    compression: ByteCompression, data: Data, encoding: Encoding, views: Sequence[Array]
+) -> Array:
     if encoding.fill_order == FILLORDER.LSB2MSB:
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.bits < 8:
-        return _decode_bits(unpack, data, encoding.bits, views)
+        return _decode_bits(compression.unpack, data, encoding.bits, views)
     floats = encoding.predictor == PREDICTOR.FLOATINGPOINT
-    # All views start where the largest one does.
-    room = None if floats else views[0].reshape(-1).view(np.uint8)
-    raw = memoryview(unpack(data, [view.nbytes for view in views], room))
+    raw = _unpacked(compression, data, views, in_place=not floats)
     pixels = _view_of(len(raw), views)
     raw = raw[: pixels.nbytes]
     if floats:
@@ -247,10 +249,21 @@ def _decode_bytes(unpack: Unpack, data: Data, encoding: Encoding, views: Sequenc
     return pixels
 
 
+def _unpacked(
+    compression: ByteCompression, data: Data, views: Sequence[Array], *, in_place: bool
+) -> memoryview:
+    """Decompress a tile, in place if possible: into the memory of the views, the largest first."""
+    if in_place and compression.in_place and compression.function is not None:
+        decode: Callable[..., Data] = getattr(imagecodecs, compression.function)
+        with suppress(RuntimeError):  # the result is longer than the pixels, or damaged
+            return memoryview(decode(data, out=views[0].reshape(-1).view(np.uint8)))
+    return memoryview(compression.unpack(data, [view.nbytes for view in views]))
+
+
 def _decode_bits(unpack: Unpack, data: Data, bits: int, views: Sequence[Array]) -> Array:
     """Decode samples of fewer than 8 bits; each row starts at a byte boundary."""
     rows = [-(-view.shape[1] * bits // 8) for view in views]
-    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)], None)
+    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
     for pixels, row in zip(views, rows, strict=True):
         if len(pixels) * row == len(raw):
             packed = np.frombuffer(raw, np.uint8).reshape(-1, row)
