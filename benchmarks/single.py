@@ -12,6 +12,7 @@ compared with whole tiles that imagecodecs decodes; "off by" is the largest diff
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import resource
 import statistics
@@ -85,8 +86,9 @@ def positions(way: str, side: int, extent: int, count: int, rng: random.Random) 
     most = extent - side
     if way == "random":
         return [(rng.randrange(most), rng.randrange(most)) for _ in range(count)]
-    step, (x, y) = int(way), (rng.randrange(256), rng.randrange(most - 4096))
+    step, x = int(way), rng.randrange(256)
     across = (most - x) // step
+    y = rng.randrange(most - math.ceil(count / across) * step)  # all rows are on the slide
     return [(x + n % across * step, y + n // across * step) for n in range(count)]
 
 
