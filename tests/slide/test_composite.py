@@ -89,6 +89,44 @@ def test_a_channel_of_a_damaged_tile_is_named(tmp_path, pixels):
             slide.levels[0][:200, :200, 3]
 
 
+@pytest.mark.parametrize("key", [slice(1, 3), slice(None, None, 2), slice(4, 1, -2), slice(3, 3)])
+def test_some_channels_of_a_level_are_decoded_alone(slide, pixels, key):
+    before = slide.stats()["bytes_decoded"]
+    expected = np.moveaxis(pixels, 0, -1)[250:5:-3, 20:240, key]
+    np.testing.assert_array_equal(slide.levels[0][250:5:-3, 20:240, key], expected)
+    decoded = slide.stats()["bytes_decoded"] - before
+    assert decoded == expected.shape[2] * 256 * 256 * 2 or not expected.size
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": (float("nan"), 1)}, "its window is .*; it must be two finite numbers"),
+        ({"window": (0, float("inf"))}, "its window is"),
+        ({"window": (1,)}, "its window is"),
+        ({"window": "x"}, "its window is"),
+        ({"gamma": 0}, "its gamma is 0; it must be a number greater than 0"),
+        ({"gamma": "x"}, "its gamma is"),
+        ({"gamma": float("nan")}, "its gamma is"),
+        ({"color": "red"}, "its color is 'red'; it must be like '#ff8000'"),
+        ({"color": None}, "its color is"),
+        ({"color": (1, 0, 0)}, "its color is"),
+    ],
+)
+def test_wrong_values_of_a_composite_are_named(slide, change, message):
+    composite = slide.composite([2])
+    composite = composite.styled(2, replace(composite.channels[2], **change))
+    with pytest.raises(RegionError, match=f"Channel 2 of the composite can't be shown: {message}"):
+        slide.read_region((0, 0), (10, 10), composite=composite)
+
+
+def test_composite_of_another_slide_is_refused(slide):
+    composite = slide.composite([1])
+    composite = replace(composite, channels=composite.channels[:3])
+    with pytest.raises(RegionError, match=r"has 3 channels, but .* has 6"):
+        slide.composite(settings=composite)
+
+
 @pytest.mark.parametrize("composite", [[0, 1], 5, "a"])
 def test_only_composites_are_composed(slide, composite):
     with pytest.raises(RegionError, match="is not a composite; pass"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.model.errors import LevelError
+from napari_wsigpu.model.errors import LevelError, RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WHITE = "#ffffff"
+COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,26 @@ class Composite:
         """Indices of the visible channels."""
         return tuple(index for index, style in enumerate(self.channels) if style.visible)
 
+    def check(self, path: str, count: int) -> None:
+        """Raise a `RegionError` unless this can show a slide with `count` channels."""
+        if len(self.channels) != count:
+            raise RegionError(
+                f"The composite has {len(self.channels)} channels, but '{path}' has {count}; make "
+                "one with the slide's `composite`."
+            )
+        for index in self.visible:
+            style = self.channels[index]
+            window = (0, 1) if style.window is None else style.window
+            if not (isinstance(window, tuple | list) and len(window) == 2 and _finite(*window)):
+                wrong = f"window is {window!r}; it must be two finite numbers"
+            elif not (_finite(style.gamma) and style.gamma > 0):
+                wrong = f"gamma is {style.gamma!r}; it must be a number greater than 0"
+            elif not (isinstance(style.color, str) and COLOR.fullmatch(style.color)):
+                wrong = f"color is {style.color!r}; it must be like '#ff8000'"
+            else:
+                continue
+            raise RegionError(f"Channel {index} of the composite can't be shown: its {wrong}.")
+
     def showing(self, channels: Iterable[int]) -> Composite:
         """Return a copy that shows these channels only.
 
@@ -84,3 +108,7 @@ class Composite:
     def styled(self, index: int, style: ChannelStyle) -> Composite:
         """Return a copy in which a channel has the given style."""
         return replace(self, channels=(*self.channels[:index], style, *self.channels[index + 1 :]))
+
+
+def _finite(*values: object) -> bool:
+    return all(isinstance(value, Real) and math.isfinite(value) for value in values)

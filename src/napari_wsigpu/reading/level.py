@@ -55,6 +55,9 @@ class LevelOwner(Protocol):
     ) -> AnyArray:
         """Read a region of a level, in one channel or all, to device memory."""
 
+    def reads_channels_apart(self, number: int) -> bool:
+        """Return whether the channels of a level are decoded one by one."""
+
     def packed(self, device: str) -> PackedOwner:
         """Return a picklable object that opens the slide for tasks that read to a device."""
 
@@ -191,8 +194,12 @@ class LevelArray:
             else:
                 start, step, length = channels[0].span
                 chosen = slice(start, start + step * length, step)
-                pixels = self._read(rows.span, columns.span, None)
                 whole = length == self.shape[2] and step == 1
+                if length and not whole and self.slide.reads_channels_apart(self.number):
+                    shown = range(start, chosen.stop, step)
+                    apart = [self._read(rows.span, columns.span, each) for each in shown]
+                    return np.stack(apart, axis=-1)[*views, channels[0].view]
+                pixels = self._read(rows.span, columns.span, None)
                 return (pixels if whole else pixels[..., chosen])[*views, channels[0].view]
         return self._read(rows.span, columns.span, channel)[views]
 

@@ -60,7 +60,7 @@ class Levels(tuple[LevelArray, ...]):
     def __getitem__(self, index: SupportsIndex | slice) -> LevelArray | tuple[LevelArray, ...]:
         try:
             return super().__getitem__(index)
-        except IndexError:
+        except (IndexError, TypeError):
             raise no_level(self._path, index, len(self)) from None
 
 

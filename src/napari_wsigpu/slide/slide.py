@@ -947,6 +947,8 @@ class Slide:
         ------
         LevelError
             If there is no such channel, or the slide is RGB.
+        RegionError
+            If the settings are not those of a slide with as many channels, or have wrong values.
         SlideError
             If the file cannot be read.
 
@@ -962,12 +964,18 @@ class Slide:
                 f"{settings or channels!r} is not a composite; pass `slide.composite([0, 5])`, for "
                 "example, to combine two channels."
             )
+        if settings is not None:
+            settings.check(self.path, len(self.channels))
         return composite_of(self.channels, self.channel_overview, channels, settings)
 
     def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
         """Return a level of `pyramid` as a composite; the viewer may change `view.settings`."""
         source = CompositeSource(self.displayed, view, self._channel_reader, self.runtime.tiles)
         return CompositeLevel(self.level_array(index), source)
+
+    def reads_channels_apart(self, number: int) -> bool:
+        """Return whether the channels of a level are decoded one by one."""
+        return self._channel_reader.image_of(number, 0)[0] != number
 
     def channel_overview(self, channel: int) -> Array:
         """Return the pixels of the coarsest level in one channel, shape (height, width)."""
