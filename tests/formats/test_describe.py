@@ -62,6 +62,23 @@ def test_copy_truncated_before_an_image(tmp_path):
     assert said.startswith("The file is truncated: its list of images continues beyond its end")
 
 
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("bigtiff", [False, True])
+def test_copy_truncated_within_its_description(tmp_path, byteorder, bigtiff):
+    path = tmp_path / "cut.ome.tif"
+    options = {"byteorder": byteorder, "bigtiff": bigtiff, "ome": True}
+    with tifffile.TiffWriter(path, **options) as file:
+        file.write(np.zeros((6, 64, 64), np.uint8), metadata={"axes": "CYX"}, tile=(64, 64))
+    with tifffile.TiffFile(path) as file:
+        text = file.pages[0].tags[270]
+    assert text.valueoffset + text.count == path.stat().st_size
+    assert describe(path).problems == ()
+    os.truncate(path, path.stat().st_size - 1)
+    said = describe(path).problems
+    assert said[0].startswith("The file is truncated")
+    assert "description of an image" in said[0]
+
+
 def test_problems_name_files_without_their_folder(tmp_path):
     folder = tmp_path / "home" / "jdoe"
     folder.mkdir(parents=True)

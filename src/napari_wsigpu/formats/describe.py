@@ -61,8 +61,9 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
 IMAGES_TRUNCATED = (
-    "The file is truncated: its list of images continues beyond its end, so levels, planes or "
-    "associated images may be missing; get a fresh copy of it."
+    "The file is truncated: its list of images continues beyond its end, or the description of an "
+    "image does, so levels, planes, channels or associated images may be missing; get a fresh copy "
+    "of it."
 )
 UNSELECTABLE = "can't be selected"
 QUOTED = re.compile(r"'([^']{1,255})'")

@@ -38,6 +38,7 @@ SIDE_FORMATS = {SHORT: "H", LONG: "I", LONG8: "Q"}
 OFFSET_FORMATS = {4: "I", 13: "I", 16: "Q", 18: "Q"}
 # Plain integers, because comparing enum members for every tag of every image is slow.
 SIDES, SUBIMAGES = (int(Tag.IMAGE_WIDTH), int(Tag.IMAGE_LENGTH)), int(Tag.SUB_IFDS)
+DESCRIPTION = int(Tag.DESCRIPTION)
 MOST_TAGS = 4096
 # The method that tifffile calls for files whose images differ. It compares each image with all
 # others, so its time grows with the square of their number.
@@ -70,6 +71,8 @@ class Directory(NamedTuple):
         Number of tags.
     next : int
         Offset of the next directory; 0 after the last one.
+    is_described : bool
+        Whether its ImageDescription, if it has one, ends within the file.
     """
 
     pixels: int
@@ -78,6 +81,7 @@ class Directory(NamedTuple):
     numbers: int
     tags: int
     next: int
+    is_described: bool
 
 
 def directories(file: TiffFile) -> Iterator[Directory]:
@@ -129,7 +133,7 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
         raise CorruptSlideError(
             f"'{file.filename}' is truncated within its list of images; get a fresh copy of it."
         )
-    sides, subimages, numbers = {}, 0, 0
+    sides, subimages, numbers, is_described = {}, 0, 0, True
     subimage_offsets: tuple[int, ...] = ()
     for code, kind, length, value in entry.iter_unpack(data[:size]):
         if code in SIDES and kind in SIDE_FORMATS:
@@ -138,6 +142,9 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
             subimages = length
             if length <= limits.subimages:
                 subimage_offsets = _offsets(file, kind, length, value)
+        elif code == DESCRIPTION and length > len(value):
+            start = int.from_bytes(value, "little" if tiff.byteorder == "<" else "big")
+            is_described = start + length <= whole
         if kind in NUMBERS:
             if (size_of_values := length * NUMBERS[kind]) <= whole:
                 numbers += size_of_values  # tifffile skips values that are longer than the file
@@ -146,7 +153,8 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
     area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
     rest = data[size:]
     following = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
-    return Directory(area, subimages, subimage_offsets, numbers, count, following)
+    described = area, subimages, subimage_offsets, numbers, count, following, is_described
+    return Directory(*described)
 
 
 def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int, ...]:
@@ -221,7 +229,8 @@ def check(file: TiffFile, path: str) -> bool:
     Returns
     -------
     bool
-        Whether the list of directories is complete, that is, ends within the file.
+        Whether the list of directories and the descriptions of their images are complete, that is,
+        end within the file.
 
     Raises
     ------
@@ -232,6 +241,7 @@ def check(file: TiffFile, path: str) -> bool:
         ends within an entry.
     """
     numbers = following = images = tags = 0
+    are_described = True
     costs, subimage_offsets = _SubimageCosts(file), list[int]()
 
     def refuse_too_much() -> None:
@@ -258,6 +268,7 @@ def check(file: TiffFile, path: str) -> bool:
                 f"any slide has: {limits.advice('subimages')}."
             )
         following = directory.next
+        are_described &= directory.is_described
         numbers += directory.numbers
         images += 1 + len(directory.subimage_offsets)
         tags += directory.tags
@@ -273,7 +284,7 @@ def check(file: TiffFile, path: str) -> bool:
         )
         # Only files whose images differ cost too much; tifffile calls this method only for them.
         setattr(file, COMPARE_EACH, partial(_refuse, refusal))
-    return following < int(file.filehandle.size)
+    return are_described and following < int(file.filehandle.size)
 
 
 def _refuse(refusal: SlideError) -> NoReturn:
