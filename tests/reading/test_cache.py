@@ -293,6 +293,12 @@ class TestRecurrence:
         assert not self.note(recurrence, *range(8), image=1)
         assert self.note(recurrence, *range(8))
 
+    def test_those_before_a_clearing_do_not_count(self, recurrence):
+        self.note(recurrence, *range(8))
+        recurrence.forget()
+        assert not self.note(recurrence, *range(8))
+        assert self.note(recurrence, *range(8))
+
     def test_without_a_budget_none_is_worth_it(self):
         recurrence = Recurrence(TileCache(0))
         for _ in range(3):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.gpu.device.devices import BackgroundStart
 from napari_wsigpu.model.errors import (
@@ -182,6 +182,19 @@ class TestAuto:
         with open_slide(path) as slide:
             np.testing.assert_array_equal(slide.level_array(1)[...], expected)
             np.testing.assert_array_equal(slide.associated_images["label"].read(), label)
+
+
+@pytest.mark.skipif(not native.available, reason="needs the core")
+def test_tiles_that_recur_after_clearing_the_cache_are_not_kept(files):
+    with open_slide(files["jpeg"][0], device="cpu") as slide:
+        for clears in (True, False):
+            for _ in range(40):
+                if clears:
+                    slide.clear_cache()
+                before = slide.stats()["cache_hits"]
+                slide.read_region((5, 5), (20, 20))
+            slide.read_region((5, 5), (20, 20))
+            assert (slide.stats()["cache_hits"] > before) == (not clears)
 
 
 def test_few_lossless_tiles_are_left_to_the_cpu(tmp_path, host_runtime, monkeypatch):

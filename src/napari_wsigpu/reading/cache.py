@@ -221,6 +221,12 @@ class Recurrence:
         self._rates: defaultdict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self._clock = 0  # number of tiles read
 
+    def forget(self) -> None:
+        """Forget all tiles, which the cache has just dropped."""
+        with self._lock:
+            self._latest.clear()
+            self._rates.clear()
+
     def record(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
         """Record the tiles of a read; return whether they are worth caching.
 

@@ -133,6 +133,11 @@ class HostBackend:
         canvas = NoPixels(plan, self.parts.images[plan.image])
         check(self.parts, execute(self, [plan], lambda _: canvas, options), [plan], options)
 
+    def clear_cache(self) -> None:
+        """Drop the slide's decoded tiles, and start to observe again whether tiles recur."""
+        self._cache.forget(self.parts.number)
+        self._recurrence.forget()
+
     def read_small(self, number: int, region: Rect, pixels: Array) -> Keep | None:
         """Read a small region with one call of the core and without a plan.
 

@@ -383,7 +383,7 @@ class RegionReader:
 
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles on the host and on devices."""
-        self._tiles.forget(self._slide)
+        self._host.clear_cache()
         for backend in self.offload.started():
             backend.forget_tiles()
 
