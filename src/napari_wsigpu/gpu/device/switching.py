@@ -61,7 +61,7 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Have the turn in this block; no effect if this thread has it already."""
+        """Take the turn for the duration of a block, unless this thread has it already."""
         if self._owner == threading.get_ident():
             yield
             return
@@ -73,7 +73,7 @@ class Turn:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let others have the turn during this block; no effect if this thread does not have it."""
+        """Lend the turn to other threads for the duration of a block, if this thread has it."""
         had = self._give()
         try:
             yield
