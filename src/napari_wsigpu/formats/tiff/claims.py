@@ -153,8 +153,9 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
     area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
     rest = data[size:]
     following = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
-    described = area, subimages, subimage_offsets, numbers, count, following, is_described
-    return Directory(*described)
+    return Directory(
+        area, subimages, subimage_offsets, numbers, count, following, is_described=is_described
+    )
 
 
 def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int, ...]:
