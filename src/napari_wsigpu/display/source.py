@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.channels import image_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -64,23 +65,23 @@ class DisplaySource:
     clearings: int = 0
     slowed: ClassVar[float] = 1.0
 
-    def key_color(self, color: Color) -> Color:
-        """Return the color in the keys of tiles that are shown in a color."""
-        return color
-
     def __post_init__(self) -> None:
         images = *self._pyramid, *self._by_channel.values()
         self._levels = {each.number: each for each in images}
+
+    def key_color(self, color: Color) -> Color:
+        """Return the color in the keys of tiles that are shown in a color."""
+        return color
 
     def image_of(self, level: LevelArray) -> tuple[int, LevelLayout, int | None]:
         """Return the number and layout of the image with a level's pixels, and the channel in it.
 
         A channel that the file stores apart is an image of its own.
         """
-        own = None if level.channel is None else self._by_channel.get((level.number, level.channel))
-        if own is None:
-            return level.number, level.layout, level.channel
-        return own.number, own.layout, 0
+        number, channel = image_of(self._by_channel, level.number, level.channel)
+        # The level itself may be one that the pyramid leaves out.
+        layout = level.layout if number == level.number else self._levels[number].layout
+        return number, layout, channel
 
     def background(self, color: Color) -> float | Array:
         """Return the value of pixels that the file does not hold, in a color."""

@@ -91,6 +91,17 @@ def channel_levels(
     return found
 
 
+def image_of(
+    images: Mapping[tuple[int, int], PyramidLevel], number: int, channel: int | None
+) -> tuple[int, int | None]:
+    """Return the number of the image that holds a channel (None: all), and the channel in it.
+
+    The image is `number`, unless it is a level whose channels are separate `images`.
+    """
+    own = None if channel is None else images.get((number, channel))
+    return (number, channel) if own is None else (own.number, 0)
+
+
 def _is_separate(level: LevelLayout) -> bool:
     """Whether each channel of a level is computed, or has its own tiles in the file."""
     separate = level.encoding.samples == 1 and level.grid.planes == level.channels > 1
@@ -141,13 +152,8 @@ class ChannelReader:
         return stored.dtype.itemsize * (len(channels) if self._images else stored.channels)
 
     def image_of(self, number: int, channel: int | None) -> tuple[int, int | None]:
-        """Return the number of the image that holds a channel (None: all), and the channel in it.
-
-        The image is `number`, unless it is a level whose channels are separate images.
-        """
-        if channel is None or (number, channel) not in self._images:
-            return number, channel
-        return self._images[number, channel].number, 0
+        """Return the image that holds a channel of a level; see the function `image_of`."""
+        return image_of(self._images, number, channel)
 
     def region(
         self,
