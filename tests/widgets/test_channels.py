@@ -221,12 +221,20 @@ def test_channels_are_split_into_layers(viewer, layer, dock):
     assert [each.visible for each in viewer.layers] == [False, True, True, True, True]
 
 
-def test_a_layer_of_one_channel_decodes_no_other(viewer, layer, dock):
+def test_a_layer_of_one_channel_decodes_no_other(viewer, layer, dock, qtbot):
     click(dock.split)
     shown, pixels = viewer.layers[2], slide_of(layer).levels[0][..., 1]
     for each in viewer.layers:
         each.visible = each is shown
     slide = slide_of(shown)
+    wait(shown)  # also until the slide is fitted, which would undo the zoom
+
+    def is_quiet():  # a tile that is fetched ahead is in no cache that could be cleared
+        decoded = slide.stats()["decoded"]
+        QTest.qWait(100)
+        return slide.stats()["decoded"] == decoded
+
+    qtbot.waitUntil(is_quiet)
     slide.clear_cache()
     before = slide.stats()
     viewer.scene.camera.zoom *= 4
