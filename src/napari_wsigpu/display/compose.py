@@ -87,7 +87,7 @@ def compose(
     for (pixels, table), plane in zip(kept, planes, strict=True):
         entries = pixels.astype(np.int32) - plane["low"]
         sums += table[np.clip(entries, 0, plane["last"], out=entries)]
-    shown = np.nan_to_num(sums[..., :3], nan=0).clip(0, 1)
+    shown = sums[..., :3].clip(0, 1)
     return shades[(shown * SHADES + 0.5).astype(np.int32)]
 
 
@@ -141,7 +141,8 @@ def _table(
     first = min(max(math.floor(low) - (high <= low), 0), most)
     last = max(first, min(math.ceil(high), most))
     values = np.arange(first, last + 1, dtype=np.float64)
-    bright = np.clip(_within(values, low, high), 0, 1) ** gamma
+    # A gamma that is NaN makes black.
+    bright = np.nan_to_num(np.clip(_within(values, low, high), 0, 1) ** gamma)
     table = np.zeros((len(values), 4), np.float32)
     parts = np.frombuffer(bytes.fromhex(color[1:]), np.uint8)
     # Powers take long, and the parts of most colors are equal or 0.

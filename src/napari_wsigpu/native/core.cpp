@@ -503,8 +503,20 @@ int64_t effort(const Tile& tile, const Part& part, int64_t tile_width) {
     return (part.top + part.height) * tile_width + int64_t(part.height) * part.width;
 }
 
+// Clamp a sum to 0 and 1 as the integer of its bits, which has the same order from 0 on: compilers
+// turn a comparison of floats into a branch, whose outcome is random.
+float within_1(float sum) {
+    int32_t bits;
+    std::memcpy(&bits, &sum, sizeof(bits));
+    bits = std::min(std::max(bits, 0), 0x3f800000);
+    std::memcpy(&sum, &bits, sizeof(sum));
+    return sum;
+}
+
 // Pixels composed at a time, few enough for their sums to stay in the L1 cache.
 constexpr int SPAN = 512;
+// Adjacent rows that a thread composes, enough for the processor to prefetch the channels.
+constexpr int64_t ROWS = 16;
 
 // Add the colors of one channel's samples to the sums of pixels, four floats each.
 template <typename Sample>
@@ -632,28 +644,28 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
 void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
                     const uint8_t* shades, float* sums, uint8_t* target, int32_t threads) {
     std::atomic<int64_t> next{0};
-    auto work = [&] {
+    auto compose_row = [&](int64_t row) {
         float own[4 * SPAN];
-        for (int64_t row; (row = next.fetch_add(1)) < height;) {
-            for (int64_t left = 0; left < width; left += SPAN) {
-                const int64_t size = std::min<int64_t>(SPAN, width - left);
-                float* line = sums ? sums + 4 * (row * width + left) : own;
-                if (!sums) std::fill(line, line + 4 * size, 0.0f);
-                for (int64_t index = 0; index < count; ++index) {
-                    const Plane& plane = planes[index];
-                    const uint8_t* from =
-                        plane.pixels + row * plane.row_pitch + left * plane.pixel_pitch;
-                    if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, line);
-                    else add_colors<uint16_t>(plane, from, size, line);
-                }
-                uint8_t* to = target + 3 * (row * width + left);
-                for (int64_t x = 0; x < size; ++x)
-                    for (int channel = 0; channel < 3; ++channel) {
-                        const float sum = line[4 * x + channel];  // NaN is black
-                        *to++ = shades[sum > 0 ? int(std::min(sum, 1.0f) * SHADES + 0.5f) : 0];
-                    }
+        for (int64_t left = 0; left < width; left += SPAN) {
+            const int64_t size = std::min<int64_t>(SPAN, width - left);
+            float* line = sums ? sums + 4 * (row * width + left) : own;
+            if (!sums) std::fill(line, line + 4 * size, 0.0f);
+            for (int64_t index = 0; index < count; ++index) {
+                const Plane& plane = planes[index];
+                const uint8_t* from =
+                    plane.pixels + row * plane.row_pitch + left * plane.pixel_pitch;
+                if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, line);
+                else add_colors<uint16_t>(plane, from, size, line);
             }
+            uint8_t* to = target + 3 * (row * width + left);
+            for (int64_t x = 0; x < size; ++x)
+                for (int channel = 0; channel < 3; ++channel)
+                    *to++ = shades[int(within_1(line[4 * x + channel]) * SHADES + 0.5f)];
         }
+    };
+    auto work = [&] {
+        for (int64_t top; (top = next.fetch_add(ROWS)) < height;)
+            for (int64_t row = top; row < std::min(top + ROWS, height); ++row) compose_row(row);
     };
     Pool::shared().run(work, std::min<int64_t>(threads, height));
 }
