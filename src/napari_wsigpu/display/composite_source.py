@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, groupby
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -172,6 +172,15 @@ class CompositeSource(HostedSource):
             self._cache.put(key, pixels)
             composed[key] = pixels
         return composed
+
+    def undecoded(self, keys: Sequence[TileKey]) -> list[TileKey]:
+        """Return the tiles of which a visible channel is not cached."""
+        cached: set[TileKey] = set()
+        for image, alike in groupby(keys, lambda key: key.image):
+            tiles = {(key.row, key.column): key for key in alike}
+            found = self._channels.cached_tiles(image, tiles, self.view.settings.visible)
+            cached.update(map(tiles.__getitem__, found))
+        return [key for key in keys if key not in cached]
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
         """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.

@@ -598,7 +598,9 @@ class ProgressiveDisplay:
             self._planes.expect(self._view, self._most_ahead, at_rest=self._is_at_rest)
 
     def _likely(self, picture: Picture | DevicePicture, *, at_rest: bool) -> list[TileKey]:
-        return next_likely(picture, self._motion, self._most_ahead, at_rest=at_rest)
+        keys = next_likely(picture, self._motion, self._most_ahead, at_rest=at_rest)
+        # Composing a tile takes little time, and each change of the composite would repeat it.
+        return self.source.undecoded(keys) if isinstance(self.source, CompositeSource) else keys
 
     @property
     def _most_ahead(self) -> int:
