@@ -9,12 +9,11 @@ import imagecodecs
 import numpy as np
 import tifffile
 
-from napari_wsigpu.model.appearance import WHITE, channel_colors, contrast_limits
+from napari_wsigpu.display.compose import compose
+from napari_wsigpu.model.appearance import contrast_limits
 from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError, write_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.arrays import Array
@@ -25,21 +24,20 @@ PNG_TYPES = (np.uint8, np.uint16)
 
 
 def overview(slide: Slide) -> NDArray[np.uint8]:
-    """Read the coarsest level of a slide, with its channels overlaid.
+    """Read the coarsest level of a slide; channels as the composite that viewers show first.
 
     Returns
     -------
     ndarray of uint8, shape (height, width, 3)
         Tiles that cannot be decoded show the background.
     """
-    level = slide.pyramid[-1].layout
-    pixels = slide.level_array(slide.pyramid[-1].number, tolerant=True)[...]
-    if slide.layout.rgb:
-        return rgb(pixels)
-    if pixels.shape[2] == 1:
-        return rgb(black_is_zero(pixels, level.encoding))
-    colors = [color or WHITE for color in channel_colors(slide.channels)]
-    return overlay(pixels, colors)
+    number, level, *_ = slide.pyramid[-1]
+    if not slide.layout.rgb and level.channels > 1:
+        settings = slide.composite()
+        channels = [slide.channel_overview(index) for index in settings.visible]
+        return compose(channels, settings, (level.height, level.width))
+    pixels = slide.level_array(number, tolerant=True)[...]
+    return rgb(pixels if slide.layout.rgb else black_is_zero(pixels, level.encoding))
 
 
 def pixel_aspect(slide: Slide) -> float:
@@ -91,15 +89,6 @@ def rgb(pixels: Array) -> NDArray[np.uint8]:
         return pixels
     whole = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
     return _bytes(pixels / whole)
-
-
-def overlay(pixels: Array, colors: Sequence[str]) -> NDArray[np.uint8]:
-    """Add up the colors ("#rrggbb") of channels, which are the last axis of `pixels`."""
-    total = np.zeros((*pixels.shape[:2], 3))
-    for index, color in enumerate(colors):
-        tint = np.frombuffer(bytes.fromhex(color[1:7]), np.uint8) / 255
-        total += _stretched(pixels[..., index, None]) * tint
-    return _bytes(total)
 
 
 def save(pixels: Array, path: str) -> None:
