@@ -26,6 +26,7 @@ from napari_wsigpu.gpu.jpeg.nvimagecodec_handles import ImageFormat, LibraryImag
 from napari_wsigpu.gpu.jpeg.nvimagecodec_library import CPU_ONLY, HARDWARE, NO_DEVICE, Library
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
+from napari_wsigpu.native.tables import SHADES
 from napari_wsigpu.reading.average import resample_area
 from napari_wsigpu.reading.device import tile_format
 
@@ -243,6 +244,16 @@ class HostDevice:
             for number, row in enumerate(drawn):
                 place = int(part["target"]) + number * int(part["pitch"])
                 flat[place : place + len(row)] = row
+
+    def compose(self, planes, tile, shades, targets, stream):
+        size, step = tile.height * tile.width, tile.channels
+        for row, target in zip(planes, targets.tolist(), strict=True):
+            sums = np.zeros((size, 4), np.float32)
+            for source, colors, low, last in row.tolist():
+                samples = at(source, ((size - 1) * step + 1,), tile.dtype)[::step].astype(int)
+                sums += at(colors, (last + 1, 4), "float32")[np.clip(samples - low, 0, last)]
+            shown = sums[:, :3].clip(0, 1) * SHADES + np.float32(0.5)
+            at(target, (size, 3), "uint8")[...] = shades[shown.astype(int)]
 
     def copy(self, address, pixels, stream):
         self.upload(address, np.ascontiguousarray(pixels), stream)

@@ -203,7 +203,7 @@ def test_isyntax_by_a_stand_in(tmp_path, monkeypatch):
     with open_slide(path) as slide:
         assert slide.vendor == "philips-isyntax"
         assert slide.decoder[0] == "libisyntax"
-        assert not slide._reader.offload.uses_gpu
+        assert not slide._reader.offload.uses_gpu()
         assert slide.mpp == (0.25, 0.26)
         np.testing.assert_array_equal(slide.levels[0][...], PIXELS)
         np.testing.assert_array_equal(slide.levels[1][3:99], PIXELS[::2, ::2][3:99])

@@ -12,10 +12,13 @@ from PIL import Image
 
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
+from napari_wsigpu.display.compose import colors_of, compose, shades_of
 from napari_wsigpu.gpu.device import cuda
 from napari_wsigpu.gpu.device.interfaces import AVERAGED_TYPES, TileFormat
-from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, SCALED
+from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, PLANE, SCALED
+from napari_wsigpu.model.composite import ChannelStyle, Composite
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.native.tables import SHADES
 from napari_wsigpu.reading.average import resample_area, source_span
 from napari_wsigpu.slide import runtime
 from tests.fakes.host_cuda import host_cuda_device
@@ -317,6 +320,49 @@ def test_no_scaled_parts_are_nothing(device, stream):
     pixels = blank_pixels(device, stream, (4, 5, 4), "uint8")
     device.paste_scaled(np.zeros(0, SCALED), TileFormat(6, 10, 3, "uint8"), pixels, stream)
     assert (on_host(device, stream, pixels) == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize(("dtype", "most"), [("uint8", 255), ("uint16", 65_535)])
+def test_channels_are_composed_as_on_the_host(device, stream, dtype, most, inverted):
+    rng = np.random.default_rng(most)
+    stored = [samples_of(rng, (2, 9, 300, each), dtype) for each in (1, 1, 3)]
+    styles = (
+        ChannelStyle("narrow", "#ff8001", (most / 4, most / 3)),
+        ChannelStyle("equal limits", "#00ff00", (most / 2, most / 2), 0.3),
+        ChannelStyle("whole", "#2030ff", (0, most), 2.0),
+    )
+    colors = [colors_of(style, np.dtype(dtype).itemsize) for style in styles]
+    memory = Memory(device, stream, [*(tile for each in stored for tile in each),
+                                     *(table for table, _ in colors),
+                                     *np.zeros((2, 9, 300, 3), np.uint8)])  # fmt: skip
+    for step, count in ((1, 2), (3, 1)):  # channels apart, and one of three in a tile
+        used = range(2) if step == 1 else range(2, 3)
+        planes = np.zeros((2, count), PLANE)
+        for column, index in enumerate(used):
+            table, low = colors[index]
+            planes["source"][:, column] = memory.addresses[2 * index : 2 * index + 2]
+            planes["source"][:, column] += (step // 2) * np.dtype(dtype).itemsize
+            planes["colors"][:, column] = memory.addresses[6 + index]
+            planes["low"][:, column], planes["last"][:, column] = low, len(table) - 1
+        shades = device.empty(SHADES + 1, "uint8")
+        device.send(shades_of(inverted=inverted), shades, stream)
+        tile = TileFormat(9, 300, step, dtype)
+        device.compose(planes, tile, shades, memory.addresses[9:], stream)
+        settings = Composite(tuple(styles[index] for index in used), inverted=inverted)
+        for number in range(2):
+            channels = [stored[index][number][..., step // 2] for index in used]
+            found = memory.get(9 + number, (9, 300, 3), "uint8")
+            np.testing.assert_array_equal(found, compose(channels, settings, (9, 300)))
+
+
+def test_no_channels_are_composed_to_black(device, stream):
+    memory = Memory(device, stream, [np.full((2, 4, 5, 3), UNTOUCHED, np.uint8)])
+    shades = device.empty(SHADES + 1, "uint8")
+    device.send(shades_of(inverted=False), shades, stream)
+    targets = memory.addresses[0] + np.array([0, 60])
+    device.compose(np.zeros((2, 0), PLANE), TileFormat(4, 5, 1, "uint8"), shades, targets, stream)
+    assert not memory.get(0, (8, 5, 3), "uint8").any()
 
 
 def test_device_memory_is_copied_within_the_device(device, stream):

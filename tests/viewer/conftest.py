@@ -132,13 +132,13 @@ def damaged_slide(tmp_path):
 def write_channels(tmp_path):
     """Write an OME-TIFF pyramid of uint16 channels and return its path and pixels."""
 
-    def write(count, size=(1200, 1500)):
+    def write(count, size=(1200, 1500), compression="zlib"):
         import numpy as np
 
         rng = np.random.default_rng(count)
         pixels = rng.integers(100, 4000, (count, *size), np.uint16)
         path = tmp_path / f"channels{count}.ome.tif"
-        options = {"tile": (256, 256), "photometric": "minisblack", "compression": "zlib"}
+        options = {"tile": (256, 256), "photometric": "minisblack", "compression": compression}
         names = ["DAPI", "CD3", "CD8", "PanCK", "AF"][:count]
         with tifffile.TiffWriter(path, ome=True) as file:
             file.write(

@@ -8,6 +8,8 @@ import tifffile
 
 from napari_wsigpu import wait
 from napari_wsigpu.display import composite_source
+from napari_wsigpu.display.source import hatched
+from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer.drawing import slice_request
 from napari_wsigpu.viewer.drawing.progressive import display_of
@@ -17,11 +19,22 @@ from tests.viewer.shared import wait_for_layout
 PLUGIN = "napari-wsigpu"
 
 
+ON_BOTH = pytest.mark.parametrize("layer", ["the host", "a device"], indirect=True)
+
+
 @pytest.fixture
-def layer(viewer, write_channels):
-    [layer] = viewer.open(write_channels(5)[0], plugin=PLUGIN)
+def layer(request, viewer, write_channels):
+    """A layer whose channels are composed on the host, or on host memory that poses as a GPU."""
+    on_device = getattr(request, "param", "") == "a device"
+    if on_device:
+        request.getfixturevalue("host_gpu")
+    compression = "jpeg2000" if on_device else "zlib"  # which host memory can decode
+    [layer] = viewer.open(write_channels(5, compression=compression)[0], plugin=PLUGIN)
+    slide_of(layer).device = "cuda" if on_device else "cpu"
     wait_for_layout(viewer)
-    return layer
+    yield layer
+    drawn_by = "on" if on_device else "the CPU decodes"
+    assert display_of(layer).interop in (drawn_by, "only the overview is shown")
 
 
 def assert_shown(layer, slide, tolerance=0):
@@ -48,6 +61,46 @@ def test_changes_of_one_of_many_channels_show(layer, monkeypatch):
         assert_shown(layer, slide, tolerance=1)
 
 
+@pytest.mark.parametrize("layer", ["a device"], indirect=True)
+def test_a_device_keeps_the_tiles_of_one_composite(viewer, layer, host_gpu):
+    viewer.scene.camera.zoom *= 4
+    slide = slide_of(layer)
+    settings = assert_shown(layer, slide)
+    [tiles] = [runtime.default().devices.tiles(host_gpu)]
+    kept = tiles_kept(tiles)
+    for high in (900, 1100, 1300):
+        style = replace(settings.channels[0], window=(100, high))
+        show_composite(layer, settings.styled(0, style))
+        assert display_of(layer).exact
+    assert tiles_kept(tiles) == kept
+    assert_shown(layer, slide)
+
+
+def tiles_kept(tiles):
+    return sum((pool.owners[:, 0] >= 0).sum() for pool in tiles._pools.values())
+
+
+@pytest.mark.parametrize("layer", ["a device"], indirect=True)
+def test_a_tile_damaged_in_one_channel_is_hatched_by_a_device(viewer, layer, monkeypatch):
+    slide = slide_of(layer)
+    read = slide.displayed_on_device().tiles.read
+    second = slide._channel_reader.image_of(0, 1)[0]
+
+    def damaged(number, places):
+        return read(number, places) | ({(0, 0)} & {*places} if number == second else set())
+
+    monkeypatch.setattr(TilesOnDevice, "read", lambda _, number, places: damaged(number, places))
+    viewer.scene.camera.zoom *= 4
+    viewer.scene.camera.center = 0, 0, 0
+    wait(layer)
+    display = display_of(layer)
+    assert display.exact
+    drawn = np.asarray(layer._slice.image.raw)
+    expected = hatched((256, 256, 3), display._picture.tiles.blank, np.dtype(np.uint8))
+    (top, left), _ = layer.corner_pixels
+    np.testing.assert_array_equal(drawn[: 256 - top, : 256 - left], expected[top:, left:])
+
+
 def test_many_channels_are_one_layer(layer):
     assert layer.rgb
     assert layer.data[0].shape == (1200, 1500, 3)
@@ -56,6 +109,7 @@ def test_many_channels_are_one_layer(layer):
     assert settings.visible == (0, 1, 2, 3)
 
 
+@ON_BOTH
 @pytest.mark.parametrize("zoom", [1, 4])
 def test_changed_composite_is_drawn_without_decoding(viewer, layer, zoom):
     viewer.scene.camera.zoom *= zoom
@@ -80,6 +134,7 @@ def test_thumbnail_follows_a_changed_composite(viewer, layer, qtbot):
     qtbot.wait_until(lambda: not layer.thumbnail[..., :3].any())
 
 
+@ON_BOTH
 def test_overview_shows_a_composite_that_was_changed_before(viewer, layer):
     viewer.scene.camera.zoom *= 4
     assert_shown(layer, slide_of(layer))
@@ -121,6 +176,7 @@ def test_prefetching_keeps_the_channels_of_the_view(viewer, write_channels, monk
     assert slide.stats()["decoded"] == decoded
 
 
+@ON_BOTH
 def test_composite_without_channels_is_black(layer):
     show_composite(layer, shown_composite(layer).showing([]))
     wait(layer)

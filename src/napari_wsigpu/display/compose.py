@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.arrays import Array, DType
     from napari_wsigpu.model.composite import ChannelStyle, Composite
+
+    ColorsOfValues = tuple[NDArray[np.float32], int]
 
 # Samples of any other type are first scaled to 16 bits, so that the window fills the full range.
 TABLED = np.dtype(np.uint8), np.dtype(np.uint16)
@@ -71,14 +74,14 @@ def compose(
     planes = np.zeros(len(steps), PLANE)
     kept = []  # the records hold bare addresses
     for plane, (pixels, style, sign) in zip(planes, steps, strict=True):
-        pixels, table, low = _tabled(pixels, style, sign)
+        pixels, (table, low) = _tabled(pixels, style, sign)
         kept.append((pixels, table))
         plane["pixels"], plane["table"] = pixels.ctypes.data, table.ctypes.data
         plane["row_pitch"], plane["pixel_pitch"] = pixels.strides
         plane["low"], plane["last"] = low, len(table) - 1
         plane["sample_bytes"] = pixels.itemsize
     picture = np.empty((*shape, 3), np.uint8)
-    shades = _shades(inverted=composite.inverted)
+    shades = shades_of(inverted=composite.inverted)
     if native.core is not None:
         threads = 1 if math.prod(shape) < SMALL_PIXELS else default_threads()
         native.core.compose(planes, shades, picture, threads, sums)
@@ -115,28 +118,42 @@ def _changes(
     return minus + [(pixels, new, 1) for pixels, _, new in changed]
 
 
-def _tabled(
-    pixels: Array, style: ChannelStyle, sign: int
-) -> tuple[Array, NDArray[np.float32], int]:
-    """Return 1- or 2-byte samples, their color table, and the value of its first entry."""
-    assert style.window is not None
-    low, high = style.window
-    if pixels.dtype not in TABLED or not pixels.dtype.isnative:
-        scaled = _within(pixels.astype(np.float64), low, high) * FULL
+def _tabled(pixels: Array, style: ChannelStyle, sign: int) -> tuple[Array, ColorsOfValues]:
+    """Return 1- or 2-byte samples, and their color table."""
+    if not has_table(pixels.dtype):
+        assert style.window is not None
+        scaled = _within(pixels.astype(np.float64), *style.window) * FULL
         # NaN, which has no order, becomes black.
         pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
-        low, high = 0, FULL
-    return pixels, *_table(low, high, style.gamma, style.color, MOST[pixels.itemsize], sign)
+        style = replace(style, window=(0, FULL))
+    return pixels, colors_of(style, pixels.itemsize, sign)
+
+
+def has_table(dtype: DType) -> bool:
+    """Return whether samples of a type are looked up without being scaled first."""
+    return dtype in TABLED and dtype.isnative
+
+
+def colors_of(style: ChannelStyle, sample_bytes: int, sign: int = 1) -> ColorsOfValues:
+    """Return the color of each value of a channel, and the value of the first entry.
+
+    Returns
+    -------
+    ndarray of float32, shape (values, 4)
+        Red, green, blue and 0 in linear light; negative if `sign` is. Values beyond the table have
+        the colors of its ends.
+    int
+        Value of the first entry.
+    """
+    assert style.window is not None
+    return _table(*style.window, style.gamma, style.color, MOST[sample_bytes], sign)
 
 
 @lru_cache(maxsize=MOST_TABLES)
 def _table(
     low: float, high: float, gamma: float, color: str, most: int, sign: int
-) -> tuple[NDArray[np.float32], int]:
-    """Return the color of each value, in linear light, as (values, 4), and the first value.
-
-    Values up to `most` beyond the table have the colors of the window's ends.
-    """
+) -> ColorsOfValues:
+    """Return what `colors_of` does; `most` is the largest value."""
     # If the limits are equal, the values below them need an entry too.
     first = min(max(math.floor(low) - (high <= low), 0), most)
     last = max(first, min(math.ceil(high), most))
@@ -159,7 +176,7 @@ def _within(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.
 
 
 @lru_cache(maxsize=2)
-def _shades(*, inverted: bool) -> NDArray[np.uint8]:
+def shades_of(*, inverted: bool) -> NDArray[np.uint8]:
     """Return the sRGB sample of each of SHADES + 1 sums from 0 to 1."""
     found = np.round(255 * from_linear(np.linspace(0, 1, SHADES + 1))).astype(np.uint8)
     return 255 - found if inverted else found

@@ -19,7 +19,7 @@ from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.stack import StackLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import NoReturn
 
     from numpy.typing import NDArray
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileCache, TileKey
     from napari_wsigpu.reading.channels import ChannelReader
+
+    Tile = tuple[int, int]
 
 RGB = 3
 # Size of a pixel's sums, and the share of the cache's budget that sums may take in addition to it.
@@ -67,9 +69,10 @@ class CompositeView:
 
     @settings.setter
     def settings(self, settings: Composite) -> None:
-        # One assignment, because the fetcher's thread reads both. The string distinguishes tiles of
+        # One assignment, because the fetcher's thread reads all. The string distinguishes tiles of
         # different settings in the cache, which only compares it.
-        self.state = settings, cast("Color", f"composite {next(_versions)}")
+        version = next(_versions)
+        self.state = settings, cast("Color", f"composite {version}"), version
 
 
 @dataclass(eq=False, repr=False)
@@ -83,13 +86,13 @@ class CompositeSource(HostedSource):
     view : CompositeView
         The composite; kept as an attribute.
     channels : ChannelReader
-        Reads the channels.
+        Reads the channels; kept as an attribute.
     cache : TileCache
         Receives the composed tiles.
     """
 
     view: CompositeView
-    _channels: ChannelReader
+    channels: ChannelReader
     _cache: TileCache
     # Sums of tiles that were composed last, and their composites. Guarded by `_composing`, which is
     # held while a tile is composed, because that changes its sums.
@@ -99,6 +102,11 @@ class CompositeSource(HostedSource):
     _composing: threading.Lock = field(default_factory=threading.Lock, init=False)
     _cleared: int = field(default=0, init=False)  # `clearings` when the sums were last cleared
     slowed: ClassVar[float] = DisplaySource.slowed
+
+    @property
+    def arguments(self) -> tuple[DisplaySource, CompositeView, ChannelReader, TileCache]:
+        """The arguments that this source was made with."""
+        return self._host, self.view, self.channels, self._cache
 
     def image_of(self, level: LevelArray) -> tuple[int, LevelLayout, int | None]:
         """Return the number and layout of a composite's level, and the component that it shows."""
@@ -111,7 +119,7 @@ class CompositeSource(HostedSource):
     @property
     def weight(self) -> float:
         """Bytes that the cache holds for each byte of a composed tile."""
-        return 1 + self._channels.bytes_per_pixel(self.view.settings.visible) / RGB
+        return 1 + self.channels.bytes_per_pixel(self.view.settings.visible) / RGB
 
     @property
     def least_view_batch(self) -> int:
@@ -133,7 +141,7 @@ class CompositeSource(HostedSource):
         else:
             regions = Regions.slice(rows, columns)
             pixels = compose(
-                self._channels.region(level.number, regions, settings.visible), settings, shape
+                self.channels.region(level.number, regions, settings.visible), settings, shape
             )
         return pixels if channel is None else pixels[..., channel]
 
@@ -142,7 +150,7 @@ class CompositeSource(HostedSource):
         layout, grid = level.layout, level.layout.grid
         whole = Rect(0, 0, layout.height, layout.width)
         places = [*np.ndindex(grid.rows, grid.columns)]
-        tiles, _ = self._channels.tiles(level.number, places, settings.visible)
+        tiles, _ = self.channels.tiles(level.number, places, settings.visible)
         pixels = np.empty((*level.shape[:2], RGB), np.uint8)
         for tile, channels in tiles.items():
             rect = layout.tile_rect(*tile)
@@ -154,18 +162,18 @@ class CompositeSource(HostedSource):
         """Return the name and stored value of each visible channel at a pixel of a level."""
         settings = self.view.settings
         pixel = Regions.one(Rect(row, column, 1, 1))
-        channels = self._channels.region(number, pixel, settings.visible)
+        channels = self.channels.region(number, pixel, settings.visible)
         names = (settings.channels[index].name for index in settings.visible)
         return [(name, pixels.item()) for name, pixels in zip(names, channels, strict=True)]
 
     def compose_cached(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
         """Compose the tiles of one level whose visible channels are all cached."""
-        settings, color = self.view.state
+        settings, color, _ = self.view.state
         tiles = {(key.row, key.column): key for key in keys if key.color == color}
         if not tiles:
             return {}
         composed = {}
-        found = self._channels.cached_tiles(keys[0].image, tiles, settings.visible)
+        found = self.channels.cached_tiles(keys[0].image, tiles, settings.visible)
         for tile, channels in found.items():
             key = tiles[tile]
             pixels = self._compose(key, channels, settings)
@@ -175,12 +183,15 @@ class CompositeSource(HostedSource):
 
     def undecoded(self, keys: Sequence[TileKey]) -> list[TileKey]:
         """Return the tiles of which a visible channel is not cached."""
-        cached: set[TileKey] = set()
+        decoded: set[TileKey] = set()
         for image, alike in groupby(keys, lambda key: key.image):
             tiles = {(key.row, key.column): key for key in alike}
-            found = self._channels.cached_tiles(image, tiles, self.view.settings.visible)
-            cached.update(map(tiles.__getitem__, found))
-        return [key for key in keys if key not in cached]
+            decoded.update(map(tiles.__getitem__, self._decoded(image, tiles)))
+        return [key for key in keys if key not in decoded]
+
+    def _decoded(self, number: int, tiles: Collection[Tile]) -> Collection[Tile]:
+        """Return the tiles whose visible channels are all cached."""
+        return self.channels.cached_tiles(number, tiles, self.view.settings.visible)
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
         """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.
@@ -190,11 +201,11 @@ class CompositeSource(HostedSource):
         SlideError
             As in `DisplaySource.read_tiles`.
         """
-        settings, color = self.view.state
+        settings, color, _ = self.view.state
         tiles = {(key.row, key.column): key for key in keys}
         # A changed composite needs the overview's channels; looking them up keeps them cached.
-        self._channels.cached_tiles(*self._host.overview_tiles(), settings.visible)
-        found, damaged = self._channels.tiles(keys[0].image, tiles, settings.visible)
+        self.channels.cached_tiles(*self._host.overview_tiles(), settings.visible)
+        found, damaged = self.channels.tiles(keys[0].image, tiles, settings.visible)
         composed = {}
         for tile, key in tiles.items():
             pixels = self._compose(key, found[tile], settings)
@@ -260,7 +271,7 @@ class CompositeLevel(LevelArray):
         def read(rows: Span, columns: Span, channel: int | None) -> Array:
             return source.read(stored, rows, columns, channel)
 
-        layout = _rgb(stored.layout)
+        layout = rgb_layout(stored.layout)
         super().__init__(layout, read, stored.slide, stored.number, channel, tolerant=True)
 
     def _of_channel(self, channel: int) -> LevelArray:
@@ -283,6 +294,6 @@ def source_of(level: object) -> CompositeSource | None:
     return shown.source if isinstance(shown, CompositeLevel) else None
 
 
-def _rgb(stored: LevelLayout) -> LevelLayout:
+def rgb_layout(stored: LevelLayout) -> LevelLayout:
     """Return the layout of a level's composite: the same tiles, with other samples."""
     return replace(stored, channels=RGB, encoding=replace(stored.encoding, dtype="uint8"))

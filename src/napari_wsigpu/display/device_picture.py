@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Indices, Integers, Records
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
-    from napari_wsigpu.reading.on_device import TilesOnDevice
+    from napari_wsigpu.reading.on_device import DrawableTiles
 
     Tile = tuple[int, int]
 
@@ -45,7 +45,7 @@ class AvailableDeviceTiles(AvailableTiles):
 
     Parameters
     ----------
-    on_device : TilesOnDevice
+    on_device : DrawableTiles
         The tiles in device memory; kept as an attribute.
     slide, levels, overview, blank, channel
         As in `AvailableTiles`.
@@ -58,7 +58,7 @@ class AvailableDeviceTiles(AvailableTiles):
 
     def __init__(
         self,
-        on_device: TilesOnDevice,
+        on_device: DrawableTiles,
         slide: int,
         levels: Mapping[int, LevelLayout],
         overview: Array,
@@ -66,7 +66,8 @@ class AvailableDeviceTiles(AvailableTiles):
         channel: int | None,
     ) -> None:
         # Without a cache on the host, as `get` looks tiles up on the device.
-        super().__init__(slide, levels, overview, blank, channel, {})  # type: ignore[arg-type]
+        cache: Any = {}
+        super().__init__(slide, levels, overview, blank, channel, cache, on_device.color)
         self.on_device = on_device
         self.failed: set[tuple[int, int, int]] = set()
 
@@ -114,8 +115,9 @@ class DevicePicture(LevelPicture[_ShownOnDevice]):
     def __init__(self, tiles: AvailableDeviceTiles, table: ColorTable | None) -> None:
         super().__init__(tiles)
         self._table = table
-        # Pixels in the colors that are shown, on the device: the overview, and a hatched tile.
-        self._overview: DeviceArray = None
+        # Pixels in the colors that are shown: the overview, on the host and on the device, and a
+        # hatched tile on the device.
+        self._overview: tuple[Array, DeviceArray] | None = None
         self._hatched: dict[tuple[int, ...], DeviceArray] = {}
 
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
@@ -190,9 +192,10 @@ class DevicePicture(LevelPicture[_ShownOnDevice]):
         on_device, overview = self.tiles.on_device, self.tiles.overview
         pictures: list[tuple[DeviceArray, Records]] = []
         if of_overview:
-            if self._overview is None:
-                self._overview = on_device.backend.send(np.ascontiguousarray(overview))
-            pictures.append((self._overview, np.concatenate(of_overview)))
+            if self._overview is None or self._overview[0] is not overview:
+                sent = on_device.backend.send(np.ascontiguousarray(overview))
+                self._overview = overview, sent  # a composite's overview may be renewed
+            pictures.append((self._overview[1], np.concatenate(of_overview)))
         failed = [tile for tile in blank if (view.level, *tile) in self.tiles.failed]
         if failed:
             parts = _own_parts(self.levels[view.level], view.rect, np.array(failed, np.int64))

@@ -172,7 +172,7 @@ class ChannelReader:
             If the file can't be read.
         """
         found: list[Array] = []
-        for image, shown in self._sources(number, channels):
+        for image, shown in self.sources(number, channels):
             pixels = self._guarded(partial(self._reader.read, image, regions, options))[0]
             found += (pixels[..., channel] for channel in shown)
         return found
@@ -189,9 +189,8 @@ class ChannelReader:
         """
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
         damaged: set[Tile] = set()
-        sources = self._sources(number, channels)
-        images = [image for image, _ in sources]
-        read = self._guarded(partial(self._reader.read_tiles_of, images, tiles))
+        read = self.each(number, channels, partial(self._reader.read_tiles, tiles=tiles))
+        sources = self.sources(number, channels)
         for (image, shown), pixels in zip(sources, read, strict=True):
             for tile in tiles:
                 found[tile] += (pixels[tile][..., channel] for channel in shown)
@@ -199,12 +198,19 @@ class ChannelReader:
                     damaged.add(tile)
         return found, damaged
 
+    def each(
+        self, number: int, channels: Sequence[int], read: Callable[[int], Result]
+    ) -> list[Result]:
+        """Call ``read(image)`` for each image that holds some of the channels, concurrently."""
+        images = [image for image, _ in self.sources(number, channels)]
+        return self._guarded(lambda: self._reader.each(images, read))
+
     def cached_tiles(
         self, number: int, tiles: Collection[Tile], channels: Sequence[int]
     ) -> dict[Tile, list[Array]]:
         """Return the whole tiles whose channels are all cached, one array per channel."""
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
-        for image, shown in self._sources(number, channels):
+        for image, shown in self.sources(number, channels):
             pixels = self._reader.cached_tiles(image, list(found))
             found = {
                 tile: [*found[tile], *(pixels[tile][..., channel] for channel in shown)]
@@ -212,7 +218,7 @@ class ChannelReader:
             }
         return found
 
-    def _sources(self, number: int, channels: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
+    def sources(self, number: int, channels: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
         """Return the numbers of the images that hold some channels, and the channels in each."""
         if not self._images:
             return [(number, channels)] if channels else []

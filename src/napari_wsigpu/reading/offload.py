@@ -100,15 +100,14 @@ class Offload:
         """Number of the chosen GPU; None for ``"auto"`` and ``"cpu"``."""
         return self._choice[1]
 
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether a GPU decodes level 0 now; a library that decodes whole slides is none."""
-        return not isinstance(recipe_for(self._images[0].stored[0]), str) and self.decoder[0] != CPU
+    def uses_gpu(self, number: int = 0) -> bool:
+        """Return whether a GPU decodes an image now; a library that decodes slides is none."""
+        how = recipe_for(self._images[number].stored[0])
+        return not isinstance(how, str) and self.decoder(number)[0] != CPU
 
-    @property
-    def decoder(self) -> tuple[str, str]:
-        """The decoder of level 0, and why it was chosen or how it decodes; starts no GPU."""
-        image, (device, index) = self._images[0].stored[0], self._choice
+    def decoder(self, number: int = 0) -> tuple[str, str]:
+        """Return an image's decoder, and why it was chosen or how it decodes; starts no GPU."""
+        image, (device, index) = self._images[number].stored[0], self._choice
         against = self._verifier.reason or self._gpu_failure
         how = recipe_for(image)
         if image.library is not None:
@@ -208,27 +207,29 @@ class Offload:
                 logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None
 
-    def tiles_on_device(self, read: ReadTiles) -> TilesOnDevice | None:
-        """Return the slide's tiles on the device that decodes them.
+    def tiles_on_device(self, read: ReadTiles, number: int) -> TilesOnDevice | None:
+        """Return the slide's tiles on the device that decodes an image.
 
         Parameters
         ----------
         read : callable
             `RegionReader.read_tiles`.
+        number : int
+            Number of the image.
 
         Returns
         -------
         TilesOnDevice or None
             None if the CPU decodes, or the device's cache is too small for a view.
         """
-        worker = self._devices.started(self.index or 0) if self.uses_gpu else None
+        worker = self._devices.started(self.index or 0) if self.uses_gpu(number) else None
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
         backend, found = self.backend(worker), self._on_device
         if found is None or found.backend is not backend:
             from napari_wsigpu.reading.on_device import TilesOnDevice
 
-            found = TilesOnDevice(backend, read, partial(self._average, backend))
+            found = TilesOnDevice(backend, "stored", read, partial(self._average, backend))
             self._on_device = found
         return found
 

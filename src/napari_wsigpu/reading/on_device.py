@@ -1,4 +1,4 @@
-"""`TilesOnDevice`: whole tiles of one slide in device memory, for displays that draw there."""
+"""Whole tiles of one slide in device memory, for displays that draw there."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from napari_wsigpu.reading.planning import plan_regions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.codecs.color import Color, ColorTable
     from napari_wsigpu.gpu.device.cuda import CudaDevice
     from napari_wsigpu.gpu.device.interfaces import Stream
+    from napari_wsigpu.gpu.transfer.device_tiles import Reserved
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, Integers, Mask, Records
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
 
     Tile = tuple[int, int]
     ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, Array]]
     Put = Callable[[int, AnyArray, Stream], None]
+    Write = Callable[[Integers, slice, Stream], None]
     Average = Callable[[int, Regions, ReadOptions], DeviceArray | None]
 
 WHOLE = ReadOptions(tolerant=True)
@@ -53,22 +56,19 @@ class LevelTiles(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TilesOnDevice:
-    """One slide's tiles on the device that decodes them, with colors as stored.
+class DrawableTiles:
+    """Whole tiles of one slide in device memory, which displays can draw.
 
     Parameters
     ----------
     backend : DeviceBackend
         Decodes on the device; kept as an attribute.
-    read : callable
-        `RegionReader.read_tiles`, for tiles that the device can't decode.
-    average : callable
-        Averages regions of a computed level on the device; returns None if it can't.
+    color : str
+        Color in the keys of the tiles; kept as an attribute.
     """
 
     backend: DeviceBackend
-    _read_to_host: ReadTiles
-    _average: Average
+    color: Color
 
     @property
     def _parts(self) -> SlideParts:
@@ -79,49 +79,23 @@ class TilesOnDevice:
         """The device that holds the tiles."""
         return self.backend.device
 
+    def _image(self, number: int) -> LevelLayout:
+        """Return the image with a number, as its tiles are in device memory."""
+        return self._parts.images[number]
+
+    def _key(self, number: int) -> int:
+        """Return the number of an image in the cache of the device."""
+        return number
+
+    def _find(self, number: int, tiles: Integers) -> tuple[Reserved | None, Mask]:
+        return self.backend.tiles.find(self._parts.number, self._key(number), tiles)
+
     def decoded(self, number: int, tiles: Integers) -> Mask:
         """Return the mask of the tiles of a level that are in device memory now."""
-        reserved, here = self.backend.tiles.find(self._parts.number, number, tiles)
+        reserved, here = self._find(number, tiles)
         if reserved is not None:
             self.backend.tiles.unpin(reserved)
         return here
-
-    def read(self, number: int, places: Sequence[Tile]) -> set[Tile]:
-        """Decode tiles of one level to the device.
-
-        Parameters
-        ----------
-        number : int
-            Number of the level.
-        places : sequence of (int, int)
-            Row and column of each tile.
-
-        Returns
-        -------
-        set of (int, int)
-            Row and column of each tile that failed and shows the background.
-
-        Raises
-        ------
-        DeviceError
-            If the device fails.
-        SlideError
-            If the tiles can't be read from the file or server.
-        """
-        image = self._parts.images[number]
-        # The device halves computed levels and decodes stored ones. The host reads and uploads
-        # mosaics and tiles that the device can't decode.
-        if image.computed:
-            self._halve(number, self._absent(number, places))
-        elif not image.parts:
-            regions = Regions.of(image.tile_rect(*place) for place in places)
-            plans = plan_regions(number, self._parts.images, regions)
-            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False)
-        absent = self._absent(number, places)
-        absent -= self._failed(number, absent)
-        if absent:
-            self._send(number, self._read_to_host(number, sorted(absent)))
-        return self._failed(number, self._absent(number, places))
 
     def draw(
         self,
@@ -161,19 +135,19 @@ class TilesOnDevice:
         gone : set of (int, int, int)
             Number of the level, row and column of each tile that was evicted.
         """
-        image, found = self._parts.images[0], []
+        found: list[Reserved] = []
         work: list[tuple[Records, TileFormat, DeviceArray | None]] = []
-        device = self.device
+        device, dtype = self.device, self._image(0).dtype
         gone: set[tuple[int, int, int]] = set()
         try:
             with device.active():
                 colors = None if table is None else device.colors(table)
                 size = (*shape, 4) if channel is None else shape
-                pixels = self.backend.empty(size, image.dtype)
+                pixels = self.backend.empty(size, dtype)
             for number, tiles, parts in drawn:
                 # `DeviceTiles.find` accepts each tile once, but several parts may show one tile.
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
-                reserved, here = self.backend.tiles.find(self._parts.number, number, unique)
+                reserved, here = self._find(number, unique)
                 gone.update((number, row, column) for row, column in unique[~here].tolist())
                 if reserved is None:
                     continue
@@ -182,10 +156,10 @@ class TilesOnDevice:
                 addresses[here] = reserved.slots.addresses
                 parts["source"] = addresses[which.reshape(-1)]
                 seen = parts[parts["source"] > 0]
-                work.append((seen, tile_format(self._parts.images[number]), colors))
+                work.append((seen, tile_format(self._image(number)), colors))
             for array, parts in reversed(pictures):
                 height, width, *samples = array.shape
-                tile = TileFormat(height, width, math.prod(samples), image.dtype.name)
+                tile = TileFormat(height, width, math.prod(samples), dtype.name)
                 parts["source"] = device.address(array)
                 work.insert(0, (parts, tile, None))
 
@@ -209,6 +183,78 @@ class TilesOnDevice:
             return
         values = [*np.broadcast_to(blank, (3,)).tolist(), 255]
         fill_channels(self.device, pixels, values, stream)
+
+    def _keep(self, number: int, tiles: Integers, write: Write) -> None:
+        """Let `write` fill slots of the cache with whole tiles, and register them."""
+        image, cache = self._image(number), self.backend.tiles
+        grid, tile = image.grid, tile_format(image)
+        size = -(-image.height // grid.tile_height), -(-image.width // grid.tile_width)
+        start = 0
+        while start < len(tiles):
+            reserved = cache.reserve(tile, image.tile_bytes, len(tiles) - start)
+            part = slice(start, start + len(reserved.indices))
+            try:
+                self.backend.work(partial(write, reserved.slots.addresses, part))
+                # Register last: from then on, other threads read the slots.
+                cache.keep(reserved, self._parts.number, self._key(number), size, tiles[part])
+            finally:
+                cache.unpin(reserved)
+            start = part.stop
+
+
+@dataclass(frozen=True, eq=False)
+class TilesOnDevice(DrawableTiles):
+    """One slide's tiles on the device that decodes them, with colors as stored.
+
+    Parameters
+    ----------
+    backend, color
+        As in `DrawableTiles`.
+    read : callable
+        `RegionReader.read_tiles`, for tiles that the device can't decode.
+    average : callable
+        Averages regions of a computed level on the device; returns None if it can't.
+    """
+
+    _read_to_host: ReadTiles
+    _average: Average
+
+    def read(self, number: int, places: Sequence[Tile]) -> set[Tile]:
+        """Decode tiles of one level to the device.
+
+        Parameters
+        ----------
+        number : int
+            Number of the level.
+        places : sequence of (int, int)
+            Row and column of each tile.
+
+        Returns
+        -------
+        set of (int, int)
+            Row and column of each tile that failed and shows the background.
+
+        Raises
+        ------
+        DeviceError
+            If the device fails.
+        SlideError
+            If the tiles can't be read from the file or server.
+        """
+        image = self._parts.images[number]
+        # The device halves computed levels and decodes stored ones. The host reads and uploads
+        # mosaics and tiles that the device can't decode.
+        if image.computed:
+            self._halve(number, self._absent(number, places))
+        elif not image.parts:
+            regions = Regions.of(image.tile_rect(*place) for place in places)
+            plans = plan_regions(number, self._parts.images, regions)
+            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False)
+        absent = self._absent(number, places)
+        absent -= self._failed(number, absent)
+        if absent:
+            self._send(number, self._read_to_host(number, sorted(absent)))
+        return self._failed(number, self._absent(number, places))
 
     def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
         tiles = np.array(list(places), np.int64).reshape(-1, 2)
@@ -234,7 +280,7 @@ class TilesOnDevice:
         found = self._average(number, regions, WHOLE)
         if found is not None:
             tiles = found.reshape(len(whole), height, width, -1)
-            self._keep(number, whole, tiles, self.device.copy)
+            self._copy(number, whole, tiles, self.device.copy)
 
     def _send(self, number: int, found: Mapping[Tile, Array]) -> None:
         """Upload tiles that the host has read."""
@@ -244,31 +290,17 @@ class TilesOnDevice:
         whole = np.zeros((len(found), tile.height, tile.width, tile.channels), image.dtype)
         for pixels, part in zip(whole, found.values(), strict=True):
             pixels[: part.shape[0], : part.shape[1]] = part.reshape(*part.shape[:2], -1)
-        self._keep(number, list(found), whole, self.device.upload)
+        self._copy(number, list(found), whole, self.device.upload)
 
-    def _keep(self, number: int, places: Sequence[Tile], whole: DeviceArray, put: Put) -> None:
+    def _copy(self, number: int, places: Sequence[Tile], whole: AnyArray, put: Put) -> None:
         """Copy whole tiles to slots of the cache and register them."""
-        image = self._parts.images[number]
-        grid, tile = image.grid, tile_format(image)
-        size = -(-image.height // grid.tile_height), -(-image.width // grid.tile_width)
+        size = self._image(number).tile_bytes
 
-        def put_runs(runs: list[tuple[int, slice]], parts: DeviceArray, stream: Stream) -> None:
-            for address, run in runs:
-                put(address, parts[run], stream)
+        def write(addresses: Integers, part: slice, stream: Stream) -> None:
+            for address, run in _adjacent_runs(addresses, size):
+                put(address, whole[part][run], stream)
 
-        start = 0
-        while start < len(whole):
-            reserved = self.backend.tiles.reserve(tile, image.tile_bytes, len(whole) - start)
-            end = start + len(reserved.indices)
-            try:
-                runs = _adjacent_runs(reserved.slots.addresses, image.tile_bytes)
-                self.backend.work(partial(put_runs, runs, whole[start:end]))
-                # Register last: from then on, other threads read the slots.
-                tiles = np.array(places[start:end], np.int64)
-                self.backend.tiles.keep(reserved, self._parts.number, number, size, tiles)
-            finally:
-                self.backend.tiles.unpin(reserved)
-            start = end
+        self._keep(number, np.array(places, np.int64), write)
 
 
 def _adjacent_runs(addresses: Integers, size: int) -> list[tuple[int, slice]]:

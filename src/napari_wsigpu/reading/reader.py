@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.device import AnyStream, DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Keep, ReadPlan
+
+    Result = TypeVar("Result")
 
 DEFAULT_OPTIONS = ReadOptions()
 # Limits of the tiles that a check decodes at once.
@@ -236,13 +238,9 @@ class RegionReader:
         self._tiles.put_all(keep, pixels.nbytes)
         return found
 
-    def read_tiles_of(
-        self, numbers: Sequence[int], tiles: Collection[tuple[int, int]]
-    ) -> list[dict[tuple[int, int], Array]]:
-        """Read the same tiles of several images concurrently; see `read_tiles`."""
-        return self._parts.decoder.run_all(
-            [partial(self.read_tiles, number, tiles) for number in numbers]
-        )
+    def each(self, numbers: Sequence[int], read: Callable[[int], Result]) -> list[Result]:
+        """Read several images concurrently, each by calling ``read(number)``."""
+        return self._parts.decoder.run_all([partial(read, number) for number in numbers])
 
     def cached_tiles(
         self, number: int, tiles: Collection[tuple[int, int]]

@@ -509,7 +509,7 @@ class Slide:
     def decoder(self) -> tuple[str, str]:
         """The current decoder of level 0, and why it is used, for example ``("CPU", "chosen")``."""
         self._reopen_if_forked()
-        return self._reader.offload.decoder
+        return self._reader.offload.decoder()
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
         """Register a callback for tiles that can't be decoded.
@@ -1213,7 +1213,9 @@ class Slide:
 
     def displayed_on_device(self) -> DeviceSource | None:
         """Return the source of tiles for displays that draw on the GPU; None if the CPU decodes."""
-        tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles)
+        # Displays decode channels that the file stores apart as separate images.
+        number, _ = self._channel_reader.image_of(0, 0)
+        tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles, number)
         if tiles is None:
             return None
         if self._device_source is None or self._device_source.tiles is not tiles:
@@ -1441,7 +1443,7 @@ class Slide:
         if device != "cpu":
             plane._reader.offload.worker(device)
         # A GPU that decodes for the host also needs more tiles than a small batch has.
-        decoder = "cuda" if target.exact and plane._reader.offload.uses_gpu else device
+        decoder = "cuda" if target.exact and plane._reader.offload.uses_gpu() else device
         if num_workers is None:
             num_workers = batches_ahead(decoder, target, plane._images[target.level])
         options = ReadOptions(keep="recurring", table=plane._profile.table(color))

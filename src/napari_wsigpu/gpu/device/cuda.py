@@ -56,6 +56,7 @@ KERNELS = (
     "paste",
     "paste_colors",
     "paste_scaled",
+    "compose",
     "ycbcr_to_rgb",
     "merge_planes",
     *(f"average_area_{dtype}" for dtype in AVERAGED_TYPES),
@@ -501,6 +502,36 @@ class CudaDevice:
         table = self.table(parts, stream)
         lookup = np.uint64(0) if colors is None else colors
         self._launch("paste_scaled", grid, (table, *map(np.int32, sizes), lookup, pixels), stream)
+
+    def compose(
+        self,
+        planes: NDArray[np.void],
+        tile: TileFormat,
+        shades: DeviceArray,
+        targets: Integers,
+        stream: Stream,
+    ) -> None:
+        """Compose tiles of channels to 8-bit RGB, as `display.compose.compose` does.
+
+        Parameters
+        ----------
+        planes : ndarray of `gpu.device.kernel_tables.PLANE`, shape (tiles, channels)
+            Samples and colors of each tile's visible channels.
+        tile : TileFormat
+            Format of the tiles that contain the channels, of uint8 or uint16.
+        shades : CuPy array of uint8
+            The sample to write for each sum from 0 to 1, in steps of 1 / `SHADES`.
+        targets : ndarray of int64, shape (tiles,)
+            Device address of each composed tile, of the size of `tile`.
+        stream : Stream
+            Stream to which the work is submitted.
+        """
+        sample, pixels = np.dtype(tile.dtype).itemsize, tile.height * tile.width
+        sizes = planes.shape[1], sample, sample * tile.channels, pixels
+        # A composite without visible channels has no planes, and CUDA copies no empty table.
+        table = self.table(planes, stream) if planes.size else np.uint64(0)
+        arguments = table, *map(np.int32, sizes), shades, self.table(targets, stream)
+        self._launch("compose", (-(-pixels // THREADS), len(targets)), arguments, stream)
 
     def average_area(
         self,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.native.tables import SHADES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -40,7 +42,11 @@ SCALED = row_type(
     "f8 left, f8 down, f8 across"
 )
 
-TABLES = {"Paste": PASTE, "Scaled": SCALED, "JpegTile": JPEG_TILE}
+# A channel of a tile. source: address of its first sample; colors: address of four floats for each
+# value from `low` to `low + last`; values beyond have the colors of these.
+PLANE = row_type("u8 source, u8 colors, i4 low, i4 last")
+
+TABLES = {"Paste": PASTE, "Scaled": SCALED, "Plane": PLANE, "JpegTile": JPEG_TILE}
 C_TYPES = {
     "<u8": "unsigned long long",
     "<i8": "long long",
@@ -55,7 +61,7 @@ C_TYPES = {
 
 def declarations() -> str:
     """Return all tables as C structures, for the top of kernels.cu."""
-    return preamble({}, TABLES)
+    return preamble({"SHADES": SHADES}, TABLES)
 
 
 def preamble(constants: Mapping[str, int], tables: Mapping[str, np.dtype[np.void]]) -> str:

@@ -1,5 +1,5 @@
 // Kernels that copy, scale and assemble tiles. `device/kernel_tables.py` declares the structures
-// Paste, Scaled and JpegTile, and puts their definitions before this text. Sizes are in
+// Paste, Scaled, Plane and JpegTile, and puts their definitions before this text. Sizes are in
 // pixels or samples unless they are called bytes.
 
 // Load 16 bytes from any address with aligned loads only. Each word that is read contains at least
@@ -121,6 +121,29 @@ extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int
         unsigned char *to = out + index * (channel < 0 ? 4 : size);
         for (int k = 0; k < (channel < 0 ? 4 : size); ++k) to[k] = found[k];
     }
+}
+
+// Compose tiles as `wsigpu_compose` in core.cpp does: add up the colors of the channels, four floats
+// for each value of their samples, and write 8-bit RGB. blockIdx.y is the tile, whose channels have
+// `channels` rows in `planes`. size: bytes of a sample; pitch: bytes from one sample to the next;
+// shades: the sample to write for each sum from 0 to 1, in steps of 1 / SHADES.
+extern "C" __global__ void compose(const Plane *planes, int channels, int size, int pitch,
+                                   int pixels, const unsigned char *shades,
+                                   unsigned char *const *tiles) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= pixels) return;
+    float sums[3] = {0, 0, 0};
+    for (int k = 0; k < channels; ++k) {
+        const Plane plane = planes[(size_t)blockIdx.y * channels + k];
+        const unsigned char *from = (const unsigned char *)plane.source + (size_t)i * pitch;
+        const int value = size == 1 ? *from : *(const unsigned short *)from;
+        const float *color =
+            (const float *)plane.colors + 4 * min(max(value - plane.low, 0), plane.last);
+        for (int c = 0; c < 3; ++c) sums[c] += color[c];
+    }
+    unsigned char *pixel = tiles[blockIdx.y] + 3 * (size_t)i;
+    for (int c = 0; c < 3; ++c)
+        pixel[c] = shades[(int)(fminf(fmaxf(sums[c], 0.0f), 1.0f) * SHADES + 0.5f)];
 }
 
 // Average the source pixels under each pixel of regions, weighted by the area that they share with

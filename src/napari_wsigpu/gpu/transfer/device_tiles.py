@@ -268,13 +268,17 @@ class DeviceTiles:
                 indices = table[tiles[:, 0], tiles[:, 1]]
                 self._evict(pool, indices[indices != NO_TILE].astype(np.int64))
 
-    def forget(self, slide: int) -> None:
-        """Drop all tiles of one slide."""
+    def forget(self, slide: int, level: int | None = None) -> None:
+        """Drop all tiles of one slide, or of one of its levels."""
         with self._lock:
             for key in [key for key in self._levels if key[0] == slide]:
-                del self._levels[key]
+                if level in (None, key[1]):
+                    del self._levels[key]
             for pool in self._pools.values():
-                pool.owners[pool.owners[:, 0] == slide, 0] = NO_TILE
+                own = pool.owners[:, 0] == slide
+                if level is not None:
+                    own &= pool.owners[:, 1] == level
+                pool.owners[own, 0] = NO_TILE
 
     def clear(self) -> None:
         """Drop all tiles, and free the pools that have no pinned slots."""

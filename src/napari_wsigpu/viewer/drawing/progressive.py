@@ -21,9 +21,9 @@ from qtpy.QtCore import QObject, Signal
 
 from napari_wsigpu.display import resample
 from napari_wsigpu.display.composite_source import CompositeSource, source_of
+from napari_wsigpu.display.device_composite import on_device
 from napari_wsigpu.display.device_picture import AvailableDeviceTiles, DevicePicture, draws
 from napari_wsigpu.display.device_pixels import DevicePixels
-from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.tile_priority import next_likely, on_screen, own_tiles
 from napari_wsigpu.model.errors import (
@@ -42,6 +42,7 @@ from napari_wsigpu.viewer.drawing.canvas import slice_before_drawing, without_co
 from napari_wsigpu.viewer.drawing.frame_clock import FrameClock
 from napari_wsigpu.viewer.drawing.slice_request import Composed, affordable, blank, fits, within
 from napari_wsigpu.viewer.drawing.stack_planes import (
+    DrawnByDevice,
     ShownPlanes,
     available_tiles,
     cut_of,
@@ -182,7 +183,7 @@ class ProgressiveDisplay:
 
     Attributes
     ----------
-    source : DisplaySource, DeviceSource or CompositeSource
+    source : DisplaySource, DeviceSource, CompositeSource or DeviceComposite
         Source of the tiles that the layer shows.
     waits : bool
         Whether slices block until they are exact, as exported figures require.
@@ -503,7 +504,7 @@ class ProgressiveDisplay:
         self.source, self._levels, self._appearance = source, levels, appearance
         self._runtime = slide.runtime
         tiles = available_tiles(source, slide, levels, overview)
-        if isinstance(source, DeviceSource) and isinstance(tiles, AvailableDeviceTiles):
+        if isinstance(source, DrawnByDevice) and isinstance(tiles, AvailableDeviceTiles):
             self._picture = DevicePicture(tiles, source.table(slide.display_color))
         else:
             self._picture = Picture(tiles, _memory)
@@ -543,20 +544,17 @@ class ProgressiveDisplay:
 
     def _source_of(self, slide: Slide, levels: list[LevelArray]) -> Source:
         """Return the source of a slide's tiles: the device if it can draw them, else the host."""
-        composite = source_of(levels[0])
-        if composite is not None:
-            self._on_host = "the host composes channels"
-            return composite
-        found = slide.displayed_on_device()
-        first = levels[0]
-        if found is None:
+        composite, first = source_of(levels[0]), levels[0]
+        stored = slide.displayed_on_device()
+        found = stored if stored is None or composite is None else on_device(composite, stored)
+        if stored is None:
             self._on_host = "the CPU decodes"
-        elif first.layout.categorical or not draws(first.layout, first.channel):
+        elif found is None or first.layout.categorical or not draws(first.layout, first.channel):
             self._on_host = "the host draws this kind of pixels"
-        elif self._texture.follow(found.tiles.device):
+        elif self._texture.follow(stored.tiles.device):
             self._on_host = ""
             return found
-        return slide.displayed
+        return slide.displayed if composite is None else composite
 
     def _fetch(self, picture: Picture | DevicePicture) -> float:
         """Request a view's missing tiles; return the time until which to wait for them."""

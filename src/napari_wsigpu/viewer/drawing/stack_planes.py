@@ -9,6 +9,7 @@ import numpy as np
 
 from napari_wsigpu.display.available_tiles import AvailableTiles
 from napari_wsigpu.display.composite_source import source_of
+from napari_wsigpu.display.device_composite import DeviceComposite
 from napari_wsigpu.display.device_picture import AvailableDeviceTiles
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.planes import PlaneLoader, VolumeLoader
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     Source = DisplaySource | DeviceSource | CompositeSource
 
+DrawnByDevice = DeviceSource | DeviceComposite  # the sources of a `DevicePicture`
 MOST_VOLUME = 256 << 20
 
 
@@ -215,7 +217,7 @@ def available_tiles(
     shown, channel = {number: layout for number, layout, _ in images}, images[0][2]
     common = source.slide, shown, overview, source.background(color), channel
     color = source.key_color(color)
-    if isinstance(source, DeviceSource):
+    if isinstance(source, DrawnByDevice):
         return AvailableDeviceTiles(source.tiles, *common)
     return AvailableTiles(*common, slide.runtime.tiles, color)
 
