@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.model.channel_groups import (
+    ChannelGroup,
     default_groups,
     group_of,
     read_groups,
@@ -69,10 +70,19 @@ def test_channels_without_limits_keep_those_of_the_composite(path):
 
 
 def test_groups_of_consecutive_channels():
-    groups = default_groups(COMPOSITE)
+    groups = default_groups(COMPOSITE, ChannelGroup("none", ()))
     assert [group.name for group in groups] == ["1 to 4", "5 to 6"]
     assert groups[1].shown(COMPOSITE).visible == (4, 5)
-    assert [group.name for group in default_groups(Composite(COMPOSITE.channels[:5]))][1] == "5"
+    few = Composite(COMPOSITE.channels[:5])
+    assert [group.name for group in default_groups(few, groups[0])][1] == "5"
+
+
+def test_channels_that_are_shown_initially_are_a_group():
+    initial = group_of(COMPOSITE.showing([1, 5]), "as in the file")
+    first, *others = default_groups(COMPOSITE, initial)
+    assert first is initial
+    assert others == default_groups(COMPOSITE, others[0])
+    assert first.shown(COMPOSITE).visible == (1, 5)
 
 
 def channel(**changes):

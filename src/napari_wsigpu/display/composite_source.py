@@ -12,6 +12,7 @@ import numpy as np
 
 from napari_wsigpu.display.compose import compose
 from napari_wsigpu.display.source import DisplaySource, HostedSource, hatched
+from napari_wsigpu.model.channel_groups import group_of
 from napari_wsigpu.model.errors import UnsupportedArrayError
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.level import LevelArray
@@ -56,11 +57,14 @@ class CompositeView:
     ----------
     groups : list of ChannelGroup
         Groups of channels that the user has defined or opened.
+    initial : ChannelGroup
+        The channels of the first settings.
     """
 
     def __init__(self, settings: Composite) -> None:
         self.settings = settings
         self.groups: list[ChannelGroup] = []
+        self.initial = group_of(settings, "as in the file")
 
     @property
     def settings(self) -> Composite:

@@ -38,6 +38,11 @@ class ChannelGroup:
     name: str
     styles: tuple[tuple[int, ChannelStyle], ...]
 
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the channels, in ascending order."""
+        return sorted(number for number, _ in self.styles)
+
     def shown(self, composite: Composite) -> Composite:
         """Return a copy of a composite that shows only these channels."""
         channels = [replace(style, visible=False) for style in composite.channels]
@@ -54,13 +59,16 @@ def group_of(composite: Composite, name: str) -> ChannelGroup:
     )
 
 
-def default_groups(composite: Composite) -> list[ChannelGroup]:
-    """Divide the channels into consecutive groups, named by their channel numbers, from 1."""
+def default_groups(composite: Composite, initial: ChannelGroup) -> list[ChannelGroup]:
+    """Divide the channels into consecutive groups, named by their channel numbers, from 1.
+
+    The channels that are shown initially come first, unless they are one of these groups.
+    """
     numbered = list(enumerate(composite.channels))
-    groups = [numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER)]
-    return [
-        ChannelGroup(_span(group[0][0] + 1, group[-1][0] + 1), tuple(group)) for group in groups
-    ]
+    parts = [numbered[first : first + TOGETHER] for first in range(0, len(numbered), TOGETHER)]
+    groups = [ChannelGroup(_span(part[0][0] + 1, part[-1][0] + 1), tuple(part)) for part in parts]
+    known = [[], *(group.numbers for group in groups)]
+    return groups if initial.numbers in known else [initial, *groups]
 
 
 def _span(first: int, last: int) -> str:

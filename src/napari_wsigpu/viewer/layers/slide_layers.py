@@ -203,9 +203,12 @@ def show_composite(layer: Layer, settings: Composite) -> None:
 
 
 def channel_groups(layer: Layer) -> list[ChannelGroup]:
-    """Return the groups of channels to choose from: the user's, or else consecutive channels."""
+    """Return the groups of channels to choose from: the user's, or else the default groups."""
     source = source_of(_finest(layer))
-    return [] if source is None else source.view.groups or default_groups(source.view.settings)
+    if source is None:
+        return []
+    view = source.view
+    return view.groups or default_groups(view.settings, view.initial)
 
 
 def set_channel_groups(layer: Layer, groups: list[ChannelGroup]) -> None:
@@ -233,7 +236,7 @@ def show_next_group(layer: Layer) -> None:
     """
     composite, groups = shown_composite(layer), channel_groups(layer)
     if composite is not None and groups:
-        numbers = [sorted(number for number, _ in group.styles) for group in groups]
+        numbers = [group.numbers for group in groups]
         shown = [*composite.visible]
         following = (numbers.index(shown) + 1) % len(groups) if shown in numbers else 0
         show_composite(layer, groups[following].shown(composite))

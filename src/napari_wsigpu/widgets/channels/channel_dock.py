@@ -342,7 +342,7 @@ class Channels(SlideDock):
         groups = [] if self.layer is None else channel_groups(self.layer)
         named = [(group.name, number) for number, group in enumerate(groups)]
         offer(self.group, [("", NO_GROUP), *named])
-        shown = [sorted(number for number, _ in group.styles) for group in groups]
+        shown = [group.numbers for group in groups]
         visible = [*composite.visible]
         self.group.value = shown.index(visible) if visible in shown else NO_GROUP
 
