@@ -98,6 +98,14 @@ def test_some_channels_of_a_level_are_decoded_alone(slide, pixels, key):
     assert decoded == expected.shape[2] * 256 * 256 * 2 or not expected.size
 
 
+def test_some_channels_are_read_alone_to_a_device(tmp_path, pixels, host_gpu):
+    write(tmp_path / "six.ome.tif", pixels)
+    with open_slide(tmp_path / "six.ome.tif") as slide:
+        found = slide.levels[0].read((slice(0, 200), slice(20, 240), slice(1, 6, 2)), "cuda")
+        np.testing.assert_array_equal(found, np.moveaxis(pixels, 0, -1)[:200, 20:240, 1:6:2])
+        assert slide.stats()["bytes_decoded"] == 3 * 256 * 256 * 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -184,8 +184,13 @@ class LevelArray:
             _axis_index(index, length)
             for index, length in zip(expand(key, self.ndim), self.shape, strict=True)
         )
-        if device != "cpu":
-            return self._read_to_device(rows, columns, channels, device)
+
+        def read(channel: int | None) -> AnyArray:
+            spans = rows.span, columns.span
+            if device == "cpu":
+                return self._read(*spans, channel)
+            return self.slide.read_to_device(self.number, *spans, channel, device)
+
         channel = self.channel
         views: tuple[slice | int, ...] = (rows.view, columns.view)
         if channels:
@@ -196,12 +201,11 @@ class LevelArray:
                 chosen = slice(start, start + step * length, step)
                 whole = length == self.shape[2] and step == 1
                 if length and not whole and self.slide.reads_channels_apart(self.number):
-                    shown = range(start, chosen.stop, step)
-                    apart = [self._read(rows.span, columns.span, each) for each in shown]
+                    apart = [read(each) for each in range(start, chosen.stop, step)]
                     return np.stack(apart, axis=-1)[*views, channels[0].view]
-                pixels = self._read(rows.span, columns.span, None)
+                pixels = read(None)
                 return (pixels if whole else pixels[..., chosen])[*views, channels[0].view]
-        return self._read(rows.span, columns.span, channel)[views]
+        return read(channel)[views]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -256,16 +260,6 @@ class LevelArray:
         from dask.base import normalize_token
 
         return normalize_token((self.slide, self.number, self.channel, self.tolerant))
-
-    def _read_to_device(
-        self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
-    ) -> AnyArray:
-        spans = rows.span, columns.span
-        pixels = self.slide.read_to_device(self.number, *spans, self.channel, device)
-        chosen = [slice(None), slice(None)]
-        for start, step, length in (axis.span for axis in channels):
-            chosen.append(slice(start, start + step * length, step))
-        return pixels[tuple(chosen)][tuple(axis.view for axis in (rows, columns, *channels))]
 
 
 def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:
