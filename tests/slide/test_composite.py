@@ -11,9 +11,11 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.display import composite_source
 from napari_wsigpu.display.compose import compose
 from napari_wsigpu.display.composite_source import CompositeView
+from napari_wsigpu.model.composite import ChannelStyle, Composite
 from napari_wsigpu.model.errors import LevelError, RegionError, TileError
+from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.channels import ChannelReader
+from napari_wsigpu.reading.channels import ChannelReader, composite_of
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 
 NAMES = ["DAPI", "CD3", "CD8", "PanCK Cy5", "FoxP3", "PD1"]
@@ -112,6 +114,7 @@ def test_some_channels_are_read_alone_to_a_device(tmp_path, pixels, host_gpu):
         ({"window": (float("nan"), 1)}, "its window is .*; it must be two finite numbers"),
         ({"window": (0, float("inf"))}, "its window is"),
         ({"window": (1,)}, "its window is"),
+        ({"window": (0, 10**400)}, "its window is"),
         ({"window": "x"}, "its window is"),
         ({"gamma": 0}, "its gamma is 0; it must be a number greater than 0"),
         ({"gamma": "x"}, "its gamma is"),
@@ -230,10 +233,33 @@ def test_channels_of_one_tile_are_composed_too(tmp_path, pixels):
 def test_missing_channels_and_rgb_slides_are_refused(slide):
     with pytest.raises(LevelError, match="no channel 9; the channels are 0 to 5"):
         slide.composite([9])
-    with pytest.raises(RegionError, match="omit device and color"):
-        slide.read_region((0, 0), (9, 9), color="srgb", composite=slide.composite())
+    out = np.zeros((9, 9, 3), np.uint8)
+    for option in ({"color": "srgb"}, {"out": out}, {"stream": 3}):
+        with pytest.raises(RegionError, match="omit device, color, out and stream"):
+            slide.read_region((0, 0), (9, 9), composite=slide.composite(), **option)
     with open_slide(sample_path()) as rgb, pytest.raises(LevelError, match="RGB"):
         rgb.composite()
+
+
+@pytest.mark.parametrize(
+    "channels", [3, 3.5, np.int64(3), "DAPI", ["DAPI"], [[0]], np.array([[0, 2]]), slice(0, 3)]
+)
+def test_channels_are_a_list_of_numbers(slide, channels):
+    for chosen in (slide.composite, slide.composite().showing):
+        with pytest.raises(LevelError, match="is not a list of channel numbers"):
+            chosen(channels)
+
+
+@pytest.mark.parametrize("index", [6, -1])
+def test_style_of_a_missing_channel_is_refused(slide, index):
+    with pytest.raises(LevelError, match=f"There is no channel {index}"):
+        slide.composite().styled(index, ChannelStyle("new"))
+
+
+@pytest.mark.parametrize("wrong", [Composite(None), Composite(("red",) * 6)])
+def test_composites_of_something_else_are_refused(slide, wrong):
+    with pytest.raises(RegionError, match=r"has 0 channels|must be a ChannelStyle"):
+        slide.read_region((0, 0), (9, 9), composite=wrong)
 
 
 def test_damaged_tile_of_a_visible_channel_is_named(tmp_path, pixels):
@@ -249,6 +275,11 @@ def test_damaged_tile_of_a_visible_channel_is_named(tmp_path, pixels):
         assert slide.read_region((0, 0), (50, 50), composite=sound).any()
         with pytest.raises(TileError, match="channel 3 of level 0, row 0, column 0"):
             slide.read_region((0, 0), (50, 50), composite=damaged)
+
+
+def test_some_channels_are_shown_if_the_file_marks_none():
+    hidden = [Channel(name, visible=False) for name in NAMES]
+    assert composite_of(hidden, lambda _: np.arange(9), None, None).visible == (0, 1, 2, 3)
 
 
 def test_style_without_window_gets_one(slide):

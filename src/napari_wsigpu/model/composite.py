@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -67,11 +68,17 @@ class Composite:
 
     def check(self, path: str, count: int) -> None:
         """Raise a `RegionError` unless this can show a slide with `count` channels."""
-        if len(self.channels) != count:
+        styles = self.channels if isinstance(self.channels, tuple | list) else ()
+        if len(styles) != count:
             raise RegionError(
-                f"The composite has {len(self.channels)} channels, but '{path}' has {count}; make "
-                "one with the slide's `composite`."
+                f"The composite has {len(styles)} channels, but '{path}' has {count}; make one "
+                "with the slide's `composite`."
             )
+        for index, style in enumerate(styles):
+            if not isinstance(style, ChannelStyle):
+                raise RegionError(
+                    f"Channel {index} of the composite is {style!r}; it must be a ChannelStyle."
+                )
         for index in self.visible:
             style = self.channels[index]
             window = (0, 1) if style.window is None else style.window
@@ -93,11 +100,16 @@ class Composite:
         LevelError
             If there is no such channel.
         """
-        shown = set(channels)
-        missing = sorted(shown.difference(range(len(self.channels))))
-        if missing:
-            last = len(self.channels) - 1
-            raise LevelError(f"There is no channel {missing[0]!r}; the channels are 0 to {last}.")
+        try:
+            shown = set(map(operator.index, channels))
+        except TypeError:
+            raise LevelError(
+                f"{channels!r} is not a list of channel numbers; pass [0, 5], for example."
+            ) from None
+        last = len(self.channels) - 1
+        for index in shown:
+            if not 0 <= index <= last:
+                raise LevelError(f"There is no channel {index}; the channels are 0 to {last}.")
         return replace(
             self,
             channels=tuple(
@@ -106,9 +118,21 @@ class Composite:
         )
 
     def styled(self, index: int, style: ChannelStyle) -> Composite:
-        """Return a copy in which a channel has the given style."""
-        return replace(self, channels=(*self.channels[:index], style, *self.channels[index + 1 :]))
+        """Return a copy in which a channel has the given style.
+
+        Raises
+        ------
+        LevelError
+            If there is no such channel.
+        """
+        self.showing([index])  # raises an error if there is no such channel
+        styles = list(self.channels)
+        styles[index] = style
+        return replace(self, channels=tuple(styles))
 
 
 def _finite(*values: object) -> bool:
-    return all(isinstance(value, Real) and math.isfinite(value) for value in values)
+    try:
+        return all(isinstance(value, Real) and math.isfinite(value) for value in values)
+    except OverflowError:  # an integer beyond all floats
+        return False

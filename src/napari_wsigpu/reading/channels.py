@@ -44,7 +44,8 @@ def composite_of(
             )
         )
         if channels is None:
-            channels = [number for number, each in enumerate(named) if each.visible][:MOST_VISIBLE]
+            marked = [number for number, each in enumerate(named) if each.visible]
+            channels = (marked or range(len(named)))[:MOST_VISIBLE]
     settings = settings.showing(settings.visible if channels is None else channels)
     for number in settings.visible:
         style = settings.channels[number]

@@ -878,8 +878,10 @@ class Slide:
         """
         plane = self if z is None and t is None else self.plane(z, t)
         if composite is not None:
-            if device != "cpu" or color != "stored":
-                raise RegionError("Composites are RGB pixels on the CPU; omit device and color.")
+            if device != "cpu" or color != "stored" or out is not None or stream is not None:
+                raise RegionError(
+                    "Composites are RGB pixels on the CPU; omit device, color, out and stream."
+                )
             return plane._read_composite(location, size, level, mpp, composite)
         if device != "cpu" or mpp is not None or color != "stored":
             if device != "cpu" and mpp is None and color == "stored":
@@ -959,10 +961,10 @@ class Slide:
         """
         if not self.channels:
             raise LevelError(f"'{self.path}' has no channels to combine: its pixels are RGB.")
-        if not isinstance(settings, Composite | None) or isinstance(channels, int | str):
+        if not isinstance(settings, Composite | None):
             raise RegionError(
-                f"{settings or channels!r} is not a composite; pass `slide.composite([0, 5])`, for "
-                "example, to combine two channels."
+                f"{settings!r} is not a composite; pass `slide.composite([0, 5])`, for example, to "
+                "combine two channels."
             )
         if settings is not None:
             settings.check(self.path, len(self.channels))
