@@ -96,12 +96,18 @@ def channel(**changes):
         "[]",
         "{}",
         '{"groups": 3}',
+        '{"groups": []}',
+        "[" * 100_000,
         *(
             json.dumps({"groups": [{"label": "a", "channels": [each]}]})
             for each in (
                 channel(id=6),
                 channel(id=-1),
                 channel(id="DNA"),
+                channel(id=1.5),
+                channel(id=True),
+                channel(id=float("inf")),
+                channel(gamma=float("inf")),
                 channel(color="red"),
                 channel(color=3),
                 channel(min=1),

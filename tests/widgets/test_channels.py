@@ -1,11 +1,14 @@
 """The "Channels" dock, used with the mouse."""
 
+import json
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tifffile
+from napari.layers import Layer as AnyLayer
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
@@ -219,6 +222,72 @@ def test_channels_are_split_into_layers(viewer, layer, dock):
         *(f"channels5 {name}" for name in ("DAPI", "CD3", "CD8", "PanCK")),
     ]
     assert [each.visible for each in viewer.layers] == [False, True, True, True, True]
+
+
+def test_split_layers_look_as_in_the_composite(viewer, layer, dock):
+    composite = shown_composite(layer).showing([1, 4])
+    style = replace(composite.channels[1], color="#ff8040", window=(300, 900), gamma=0.5)
+    show_composite(layer, composite.styled(1, style))
+    click(dock.split)
+    _, first, second = viewer.layers
+    assert (first.contrast_limits, first.gamma) == ([300, 900], 0.5)
+    np.testing.assert_allclose(first.colormap.colors[-1][:3], np.array([255, 128, 64]) / 255)
+    assert first.visible
+    assert second.visible
+
+
+def test_typed_limits_are_those_of_the_channel(layer, dock, qtbot):
+    dock.list.native.setCurrentRow(1)
+    qtbot.waitUntil(lambda: dock.histogram.native.range[1] > 3000)
+    label = dock.window.native._max_label
+    label.setFocus()
+    label.selectAll()
+    QTest.keyClicks(label, "2500")
+    QTest.keyClick(label, Qt.Key_Return)
+    assert shown_composite(layer).channels[1].window[1] == 2500
+    assert dock.window.max > 3000
+    assert label.text() == "2500"
+
+
+def test_groups_of_the_same_channels_are_told_apart(viewer, layer, dock, monkeypatch):
+    for name, gamma in (("dim", 0.5), ("bright", 2.0)):
+        composite = shown_composite(layer)
+        style = replace(composite.channels[0], gamma=gamma)
+        show_composite(layer, composite.styled(0, style))
+        monkeypatch.setattr(QInputDialog, "getText", lambda *_, name=name: (name, True))
+        click(dock.add)
+    assert dock.group.native.currentText() == "bright"
+    for expected in ("dim", "bright", "dim"):
+        next_channels(viewer)
+        assert shown_composite(layer).channels[0].gamma == {"dim": 0.5, "bright": 2.0}[expected]
+        assert dock.group.native.currentText() == expected
+    dock.group.value = 1
+    assert dock.group.native.currentText() == "bright"
+    assert shown_composite(layer).channels[0].gamma == 2
+
+
+def test_groups_may_have_the_same_name_or_none(layer, dock, monkeypatch, tmp_path):
+    channel = {"id": 0, "label": "", "color": "0000ff", "min": 0, "max": 1, "gamma": 5}
+    labels = "T", "T", ""
+    groups = [{"label": label, "channels": [channel]} for label in labels]
+    path = tmp_path / "groups.json"
+    path.write_text(json.dumps({"groups": groups}), "utf-8-sig")
+    monkeypatch.setattr(channel_dock, "ask_for_file", lambda *_: str(path))
+    click(dock.open)
+    names = [dock.group.native.itemText(row) for row in range(4)]
+    assert names == ["", "T (1)", "T (2)", "(3)"]
+    assert shown_composite(layer).channels[0].gamma == 5
+
+
+def test_duplicates_of_a_layer_change_together(viewer, layer, dock, qtbot):
+    viewer.add_layer(AnyLayer.create(*layer.as_layer_data_tuple()))
+    dock.list.native.setCurrentRow(2)
+    click(dock.solo)
+    qtbot.waitUntil(lambda: shown(layer) == (2,))
+    for each in viewer.layers:
+        wait(each)
+    first, second = (np.asarray(each._slice.image.raw) for each in viewer.layers)
+    np.testing.assert_array_equal(first, second)
 
 
 def test_a_layer_of_one_channel_decodes_no_other(viewer, layer, dock, qtbot):

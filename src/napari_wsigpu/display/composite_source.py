@@ -59,12 +59,15 @@ class CompositeView:
         Groups of channels that the user has defined or opened.
     initial : ChannelGroup
         The channels of the first settings.
+    chosen : int or None
+        Number of the group that the user has chosen last.
     """
 
     def __init__(self, settings: Composite) -> None:
         self.settings = settings
         self.groups: list[ChannelGroup] = []
         self.initial = group_of(settings, "as in the file")
+        self.chosen: int | None = None
 
     @property
     def settings(self) -> Composite:

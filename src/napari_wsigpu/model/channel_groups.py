@@ -96,16 +96,27 @@ def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[Ch
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError
-        story = json.loads(path.read_text("utf-8"))
-        return [_group(each, composite, dtype) for each in story["groups"]]
+        story = json.loads(path.read_text("utf-8-sig"))
+        groups = [_group(each, composite, dtype) for each in story["groups"]]
     except OSError as error:
         reason = error.strerror or error
         raise SlideReadError(f"'{path.name}' can't be read ({reason}); try again.") from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
+        groups = []
+    if not groups:
         raise SlideReadError(
             f"'{path.name}' holds no channel groups of this slide; choose a Minerva Author story, "
             "or a file saved in the Channels dock."
-        ) from None
+        )
+    return groups
 
 
 def write_groups(path: str | Path, groups: Sequence[ChannelGroup], dtype: DType) -> None:
@@ -137,9 +148,10 @@ def _styles(
     records: Iterable[Any], composite: Composite, scale: float
 ) -> Iterable[tuple[int, ChannelStyle]]:
     for record in records:
-        number = int(record["id"])
-        if number < 0:
-            raise IndexError
+        number = record["id"]
+        if isinstance(number, bool) or number != int(number) or number < 0:
+            raise ValueError
+        number = int(number)
         style, color = composite.channels[number], COLOR.match(record["color"])
         if color is None:
             raise ValueError
@@ -149,7 +161,7 @@ def _styles(
             if not (np.isfinite(window).all() and window[0] < window[1]):
                 raise ValueError
         gamma = float(record.get("gamma", 1))
-        if not gamma > 0:
+        if not 0 < gamma < np.inf:
             raise ValueError
         shown = replace(style, color=f"#{color[1].lower()}", window=window, gamma=gamma)
         yield number, shown

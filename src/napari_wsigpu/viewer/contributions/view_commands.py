@@ -54,6 +54,7 @@ def next_channels(viewer: Viewer) -> None:
     for layer in viewer.layers:
         if slide is not None and slide_of(layer) is slide and shown_composite(layer) is not None:
             show_next_group(layer)
+            return  # duplicates of the layer share its composite
 
 
 def toggle_inspector(viewer: Viewer) -> None:

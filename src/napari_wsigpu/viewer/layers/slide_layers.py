@@ -23,7 +23,7 @@ from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.layers.label_layers import label_layers
 from napari_wsigpu.viewer.layers.placement import placement_of
 from napari_wsigpu.viewer.layers.stack_axes import along_planes, stacked
-from napari_wsigpu.viewer.napari_internals import unwrapped
+from napari_wsigpu.viewer.napari_internals import open_viewers, unwrapped
 from napari_wsigpu.viewer.window.renderer import is_drawn_by_software
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.display.composite_source import CompositeLevel
     from napari_wsigpu.model.channel_groups import ChannelGroup
-    from napari_wsigpu.model.composite import Composite
+    from napari_wsigpu.model.composite import ChannelStyle, Composite
     from napari_wsigpu.viewer.layers.placement import Attributes
 
     LayerData = tuple[Any, Attributes, str]
@@ -97,8 +97,17 @@ def slide_layers(slide: Slide, *, private: bool = False) -> list[LayerData]:
     return separate + labels
 
 
-def channel_layers(slide: Slide, numbers: Iterable[int], *, private: bool) -> list[LayerData]:
-    """Return the data of a layer for each of some channels; see `slide_layers`."""
+def channel_layers(
+    slide: Slide,
+    numbers: Iterable[int],
+    styles: Sequence[ChannelStyle] = (),
+    *,
+    private: bool,
+) -> list[LayerData]:
+    """Return the data of a layer for each of some channels; see `slide_layers`.
+
+    By default, the layers look as the file says, otherwise as the `styles` of all channels.
+    """
     screen = Screen(slide.metadata, slide.path)
     common = _attributes(slide, slide.metadata if private else screen.metadata)
     layers: list[LayerData] = []
@@ -117,6 +126,10 @@ def channel_layers(slide: Slide, numbers: Iterable[int], *, private: bool) -> li
             "visible": channel.visible,
             **common,
         }
+        if styles:
+            style = styles[index]
+            look = {"contrast_limits": style.window, "gamma": style.gamma, "visible": True}
+            attributes |= look | {"colormap": _colormap(slide, style.color, several=several)}
         layers.append((levels, attributes, "image"))
     return layers
 
@@ -199,7 +212,19 @@ def show_composite(layer: Layer, settings: Composite) -> None:
     source, slide = source_of(_finest(layer)), slide_of(layer)
     if source is not None and slide is not None:
         source.view.settings = slide.composite(settings=settings)
-        layer.refresh()
+        for each in {layer, *_sharing(source.view)}:
+            each.refresh()
+
+
+def _sharing(view: CompositeView) -> list[Layer]:
+    """Return the layers that show a composite, such as a layer and its duplicate."""
+    layers = [layer for viewer in open_viewers() for layer in viewer.layers]
+    sources = [source_of(_finest(layer)) for layer in layers]
+    return [
+        layer
+        for layer, source in zip(layers, sources, strict=True)
+        if source is not None and source.view is view
+    ]
 
 
 def channel_groups(layer: Layer) -> list[ChannelGroup]:
@@ -215,7 +240,7 @@ def set_channel_groups(layer: Layer, groups: list[ChannelGroup]) -> None:
     """Set the user's groups of channels."""
     source = source_of(_finest(layer))
     if source is not None:
-        source.view.groups = groups
+        source.view.groups, source.view.chosen = groups, None
 
 
 def add_channel_group(layer: Layer, name: str) -> None:
@@ -224,6 +249,23 @@ def add_channel_group(layer: Layer, name: str) -> None:
     if source is not None:
         added, others = group_of(source.view.settings, name), source.view.groups
         source.view.groups = [*(group for group in others if group.name != name), added]
+        source.view.chosen = len(source.view.groups) - 1
+
+
+def shown_groups(layer: Layer, composite: Composite) -> tuple[list[ChannelGroup], int | None]:
+    """Return the groups to choose from, and the number of the one that a composite shows."""
+    source, groups = source_of(_finest(layer)), channel_groups(layer)
+    alike = [n for n, group in enumerate(groups) if group.numbers == [*composite.visible]]
+    chosen = None if source is None else source.view.chosen
+    return groups, chosen if chosen in alike else next(iter(alike), None)
+
+
+def choose_group(layer: Layer, number: int, composite: Composite) -> Composite:
+    """Return a composite that shows a group, and prefer it to groups of the same channels."""
+    source = source_of(_finest(layer))
+    if source is not None:
+        source.view.chosen = number
+    return channel_groups(layer)[number].shown(composite)
 
 
 def show_next_group(layer: Layer) -> None:
@@ -234,12 +276,11 @@ def show_next_group(layer: Layer) -> None:
     SlideError
         As in `show_composite`.
     """
-    composite, groups = shown_composite(layer), channel_groups(layer)
-    if composite is not None and groups:
-        numbers = [group.numbers for group in groups]
-        shown = [*composite.visible]
-        following = (numbers.index(shown) + 1) % len(groups) if shown in numbers else 0
-        show_composite(layer, groups[following].shown(composite))
+    composite = shown_composite(layer)
+    if composite is not None:
+        groups, shown = shown_groups(layer, composite)
+        following = 0 if shown is None else (shown + 1) % len(groups)
+        show_composite(layer, choose_group(layer, following, composite))
 
 
 def _attributes(slide: Slide, metadata: Attributes) -> Attributes:

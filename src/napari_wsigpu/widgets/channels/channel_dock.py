@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +15,6 @@ from napari.layers import Layer as AnyLayer
 from qtpy.QtCore import QSize, Qt
 from qtpy.QtGui import QColor, QPixmap
 from qtpy.QtWidgets import QColorDialog, QInputDialog, QListWidget, QListWidgetItem, QWidget
-from superqt import QLabeledDoubleRangeSlider
 
 from napari_wsigpu.model.appearance import contrast_limits
 from napari_wsigpu.model.channel_groups import read_groups, write_groups
@@ -23,9 +24,11 @@ from napari_wsigpu.viewer.layers.slide_layers import (
     add_channel_group,
     channel_groups,
     channel_layers,
+    choose_group,
     set_channel_groups,
     show_composite,
     shown_composite,
+    shown_groups,
     slide_of,
 )
 from napari_wsigpu.viewer.window.saving import (
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
 SWATCH = 12  # pixels
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
-FINE = 1000  # steps of the limits of floating-point values
+# Steps of the limits of floating-point values, and decimals of their text.
+FINE, MOST_DECIMALS = 1000, 9
 STORIES = "Channel groups (*.json)"
 NO_GROUP = -1  # the visible channels are not a group
 NO_SLIDE = "Open a slide to choose its channels."
@@ -118,8 +122,10 @@ class Channels(SlideDock):
         )
         self.histogram = Hosted(Histogram(), "Values of the selected channel")
         self.window = FloatRangeSlider(tooltip="Values shown as black and at full color")
-        # The labels of close limits would overlap; the histogram shows the limits.
-        self.window.native.setHandleLabelPosition(QLabeledDoubleRangeSlider.LabelPosition.NoLabel)
+        # The labels of close limits would overlap, so limits are typed at the slider's ends.
+        limits = self.window.native
+        limits.setHandleLabelPosition(limits.LabelPosition.NoLabel)
+        limits.setEdgeLabelMode(limits.EdgeLabelMode.LabelIsValue)
         _name(self.window, "Limits")
         self.gamma = FloatSlider(
             min=GAMMAS[0], max=GAMMAS[1], tooltip="Less than 1 brightens values between the limits"
@@ -146,7 +152,7 @@ class Channels(SlideDock):
         self.group.changed.connect(self._show_group)
         self.list.native.itemChanged.connect(self._on_checked)
         self.list.native.currentRowChanged.connect(self._on_selected)
-        self.window.changed.connect(lambda limits: self._restyle(window=limits))
+        self.window.changed.connect(self._set_window)
         self.gamma.changed.connect(lambda gamma: self._restyle(gamma=gamma))
         self.inverted.native.toggled.connect(self._invert)
         self.follow()
@@ -154,8 +160,9 @@ class Channels(SlideDock):
     @property
     def layer(self) -> Layer | None:
         """The layer that shows a composite of the slide; None if there is none."""
-        layers = [each for each in self.viewer.layers if slide_of(each) is self.slide]
-        return next((each for each in layers if shown_composite(each) is not None), None)
+        layers = [self.viewer.layers.selection.active, *self.viewer.layers]
+        own = (each for each in layers if each is not None and slide_of(each) is self.slide)
+        return next((each for each in own if shown_composite(each) is not None), None)
 
     @property
     def composite(self) -> Composite | None:
@@ -212,7 +219,7 @@ class Channels(SlideDock):
             self._offer_groups(composite)
             style = composite.channels[max(self.list.native.currentRow(), 0)]
             self.form.enabled = style.window is not None
-            self.gamma.value = style.gamma
+            self.gamma.value = min(max(style.gamma, GAMMAS[0]), GAMMAS[1])
             if style.window is not None:
                 low, high = style.window
                 self.window.min = min(low, self.window.min)
@@ -266,7 +273,9 @@ class Channels(SlideDock):
             self.window.max = max(high, self.window.min)  # never less than the minimum
             self.window.min, self.window.max = low, high
             # The handles stay a step apart.
-            self.window.step = 1 if pixels.dtype.kind in "iu" else (high - low) / FINE or 1
+            self.window.step = 1 if self._is_whole else (high - low) / FINE
+            shown = 0 if self._is_whole else 3 - math.floor(math.log10(high - low))
+            self.window.native.setDecimals(min(max(shown, 0), MOST_DECIMALS))
         self._fill(composite)
 
     def _show(self, composite: Composite) -> None:
@@ -282,7 +291,11 @@ class Channels(SlideDock):
             self._read_limits(layer, unknown, layer)
             return
         self._wanted.pop(layer, None)
-        show_composite(layer, composite)
+        try:
+            show_composite(layer, composite)
+        except SlideError as error:
+            self._give_up(layer, str(error))
+            return
         if layer is self.layer:
             self._fill(composite)
 
@@ -310,6 +323,15 @@ class Channels(SlideDock):
         if layer is self.layer and shown is not None:
             self._fill(shown)
         self.note.say(problem)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the values of the channels are integers."""
+        return self.slide is not None and self.slide.levels[0].dtype.kind in "iu"
+
+    def _set_window(self, limits: tuple[float, float]) -> None:
+        low, high = map(round, limits) if self._is_whole else limits
+        self._restyle(window=(low, high))
 
     def _restyle(self, **changes: object) -> None:
         """Change the style of the selected channel."""
@@ -339,17 +361,19 @@ class Channels(SlideDock):
 
     def _offer_groups(self, composite: Composite) -> None:
         """List the groups, and choose the one whose channels are visible."""
-        groups = [] if self.layer is None else channel_groups(self.layer)
-        named = [(group.name, number) for number, group in enumerate(groups)]
-        offer(self.group, [("", NO_GROUP), *named])
-        shown = [group.numbers for group in groups]
-        visible = [*composite.visible]
-        self.group.value = shown.index(visible) if visible in shown else NO_GROUP
+        groups, number = ([], None) if self.layer is None else shown_groups(self.layer, composite)
+        # Choices have different names.
+        names, repeated = [""], Counter(group.name for group in groups)
+        for place, group in enumerate(groups, 1):
+            unique = group.name and repeated[group.name] == 1
+            names.append(group.name if unique else f"{group.name} ({place})".strip())
+        offer(self.group, [(name, place) for place, name in enumerate(names, NO_GROUP)])
+        self.group.value = NO_GROUP if number is None else number
 
     def _show_group(self, number: int) -> None:
         composite, layer = self.composite, self.layer
         if not self._is_filling and composite is not None and layer and number != NO_GROUP:
-            self._show(channel_groups(layer)[number].shown(composite))
+            self._show(choose_group(layer, number, composite))
 
     def _add_group(self) -> None:
         """Ask for a name, and add the visible channels as a group."""
@@ -375,9 +399,7 @@ class Channels(SlideDock):
             self.note.say(str(error))
             return
         set_channel_groups(layer, groups)
-        self._fill(composite)
-        if groups:
-            self._show(groups[0].shown(composite))
+        self._show(choose_group(layer, 0, composite))
 
     def _save_groups(self) -> None:
         slide, layer = self.slide, self.layer
@@ -404,7 +426,8 @@ class Channels(SlideDock):
         slide, layer, composite = self.slide, self.layer, self.composite
         if slide is None or layer is None or composite is None:
             return
-        added = channel_layers(slide, composite.visible, private=settings().show_private)
+        private = settings().show_private
+        added = channel_layers(slide, composite.visible, composite.channels, private=private)
         for data, attributes, kind in added:
             self.viewer.add_layer(AnyLayer.create(data, attributes, kind))
         layer.visible = False

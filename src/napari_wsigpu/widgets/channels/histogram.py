@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array
 
 BINS = 128
+NARROW = 1e-9  # a range that is less, relative to its values, has no bins
 LINES = 4  # height, in lines of text
 
 
@@ -37,9 +38,11 @@ class Histogram(QWidget):  # type: ignore[misc]
 
     def show_values(self, pixels: Array) -> None:
         """Compute the histogram of `pixels`, and redraw it."""
-        finite = pixels[np.isfinite(pixels)]
+        finite = pixels[np.isfinite(pixels)].astype(np.float64)
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        self.range = low, max(high, low + 1)
+        # All bins have a width, also those of equal values.
+        narrow = high - low <= NARROW * max(abs(low), abs(high))
+        self.range = low, low + max(1.0, abs(low)) if narrow else high
         self._counts = np.log1p(np.histogram(finite, BINS, self.range)[0])
         self.update()
 
