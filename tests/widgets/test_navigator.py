@@ -10,12 +10,14 @@ from qtpy.QtTest import QTest
 
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
+from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from napari_wsigpu.viewer.view.navigation import (
     center_on,
     center_on_box,
     magnifications_of,
     objective_of,
 )
+from napari_wsigpu.widgets.kit.picture import overview_image
 from tests.viewer.shared import wait_for_layout
 from tests.widgets.conftest import assert_text_grows, click
 
@@ -169,6 +171,16 @@ def test_pixel_size_stands_for_the_objective(write_channels, slide_is_open, dock
     path, *_ = write_channels(1)
     [channel] = slide_is_open(path)
     assert objective_of(channel.data[0].slide) == pytest.approx(10 / 0.375)
+
+
+def test_the_map_shows_the_channels_of_the_layer(write_channels, slide_is_open, dock, qtbot):
+    [layer] = slide_is_open(write_channels(5)[0])
+    slide, expected = slide_of(layer), shown_composite(layer)
+    for channels in ([0, 1, 2, 3], [4], [2, 3]):
+        expected = slide.composite(channels, expected)
+        show_composite(layer, expected)
+        image = overview_image(slide, expected)
+        qtbot.waitUntil(lambda image=image: dock.map.native.image == image)
 
 
 @pytest.mark.parametrize("size", [4, 300, 3000])

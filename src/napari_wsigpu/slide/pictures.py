@@ -17,14 +17,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.model.layout import Encoding
     from napari_wsigpu.slide.slide import Slide
 
 PNG_TYPES = (np.uint8, np.uint16)
 
 
-def overview(slide: Slide) -> NDArray[np.uint8]:
-    """Read the coarsest level of a slide; channels as the composite that viewers show first.
+def overview(slide: Slide, composite: Composite | None = None) -> NDArray[np.uint8]:
+    """Read the coarsest level of a slide, with its channels in a composite.
+
+    Parameters
+    ----------
+    slide : Slide
+        The slide.
+    composite : Composite, optional
+        How to show channels; by default as viewers show them first.
 
     Returns
     -------
@@ -33,7 +41,7 @@ def overview(slide: Slide) -> NDArray[np.uint8]:
     """
     number, level, *_ = slide.pyramid[-1]
     if not slide.layout.rgb and level.channels > 1:
-        settings = slide.composite()
+        settings = slide.composite(settings=composite)
         channels = [slide.channel_overview(index) for index in settings.visible]
         return compose(channels, settings, (level.height, level.width))
     pixels = slide.level_array(number, tolerant=True)[...]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from qtpy.QtGui import QPaintEvent
 
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.slide.slide import Slide
 
 LONGEST_SIDE = 1024
@@ -112,9 +113,9 @@ class PictureView(QLabel):  # type: ignore[misc]
                 painter.drawRoundedRect(self.rect(), corner, corner)
 
 
-def overview_image(slide: Slide) -> QImage:
-    """Return a slide's overview with the slide's aspect ratio; see `to_image`."""
-    return to_image(overview(slide), pixel_aspect(slide))
+def overview_image(slide: Slide, composite: Composite | None = None) -> QImage:
+    """Return a slide's overview with the slide's aspect ratio; see `overview` and `to_image`."""
+    return to_image(overview(slide, composite), pixel_aspect(slide))
 
 
 def to_image(pixels: NDArray[np.uint8], aspect: float = 1.0) -> QImage:

@@ -10,6 +10,7 @@ from magicgui.widgets import LineEdit
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.slide.pictures import pixel_aspect
+from napari_wsigpu.viewer.layers.slide_layers import shown_composite
 from napari_wsigpu.viewer.view.navigation import (
     MAGNIFICATIONS,
     center_on,
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.utils.events import Event
 
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to navigate it."
 UNKNOWN = "The file states neither the objective nor the pixel size"
 MICROMETERS, PIXELS = "µm", "px"
-REFRESH_MS = 30
+# The map follows channels once they have not changed for this long.
+REFRESH_MS, REST_MS = 30, 300
 
 
 class Navigator(SlideDock):
@@ -78,6 +81,8 @@ class Navigator(SlideDock):
         self.add_details(inner)
 
         self._refresh_timer = single_shot(self._refresh, REFRESH_MS, self.native)
+        self._overview_timer = single_shot(self._read_overview, REST_MS, self.native)
+        self._composite: Composite | None = None  # of the map
         self.map.native.moved.connect(self._center_on)
         self.goal.native.returnPressed.connect(self._go)
         camera, canvas = self.viewer.scene.camera.events, self.viewer.canvas.events
@@ -100,11 +105,23 @@ class Navigator(SlideDock):
             each.tooltip = tip if each.enabled else scanned if objective else UNKNOWN
         units = [PIXELS] if slide.mpp is None else [MICROMETERS, PIXELS]
         offer(self.unit, [(unit, unit) for unit in units])
-        geometry = slide.dimensions, pixel_aspect(slide)
-        self.map.native.show_slide(*geometry)
-        work, done = partial(overview_image, slide), partial(self.map.native.show_slide, *geometry)
-        self.jobs.start("Reading the overview", slide, work, done, owner=self)
+        self.map.native.show_slide(slide.dimensions, pixel_aspect(slide))
+        layer = self.layer_of_slide()
+        if layer is not None and shown_composite(layer) is not None:
+            # napari disconnects the method when the dock is deleted.
+            layer.events.set_data.connect(self._refresh_soon)
+        self._read_overview()
         self._refresh()
+
+    def _read_overview(self) -> None:
+        """Draw the map, with channels as the layer shows them."""
+        slide, composite = self.slide, shown_composite(self.layer_of_slide())
+        if slide is not None:
+            self._composite = composite
+            self.jobs.drop(self)
+            work = partial(overview_image, slide, composite)
+            done = partial(self.map.native.show_slide, slide.dimensions, pixel_aspect(slide))
+            self.jobs.start("Reading the overview", slide, work, done, owner=self)
 
     def on_shown(self, spontaneous: bool = False) -> None:
         """Update the dock when it becomes visible."""
@@ -127,6 +144,8 @@ class Navigator(SlideDock):
             self.map.native.show_view(found.frame)
             self.magnification.value = found.magnification
             self.position.value = found.position if self._has_mouse else ""
+            if shown_composite(layer) is not self._composite:
+                self._overview_timer.start()
 
     def _on_mouse_moved(self, event: Event) -> None:
         self._has_mouse = True
