@@ -179,6 +179,7 @@ class Channels(SlideDock):
             return
         assert slide is not None
         assert self.layer is not None
+        self.note.say("")
         # A key changes the composite too. napari disconnects the method when the dock is deleted.
         self.layer.events.set_data.connect(self._on_drawn)
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
@@ -203,7 +204,6 @@ class Channels(SlideDock):
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
         self._filled = shown_composite(self.layer)
-        self.note.say("")
         for each in (self.add, self.auto, self.split):
             each.enabled = bool(composite.visible)
         with self._filling():
@@ -280,6 +280,7 @@ class Channels(SlideDock):
 
     def _show(self, composite: Composite) -> None:
         """Change the layer, after channels whose limits are unknown have been read."""
+        self.note.say("")
         if self.layer is not None:
             self._show_on(self.layer, composite)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from qtpy.QtCore import QRectF, QSize, Qt
+from qtpy.QtCore import QRectF, QSize
 from qtpy.QtGui import QColor, QPainter, QPalette
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BINS = 128
 NARROW = 1e-9  # a range that is less, relative to its values, has no bins
-LINES = 4  # height, in lines of text
+LINES = 3  # height, in lines of text
 
 
 class Histogram(QWidget):  # type: ignore[misc]
@@ -59,18 +59,17 @@ class Histogram(QWidget):  # type: ignore[misc]
         return QSize(LINES * line, LINES * line)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw one bar per bin, dim the bars outside the limits, and write the limits above."""
+        """Draw one bar per bin, and dim the bars outside the limits."""
         painter = QPainter(self)
         outside = self.palette().color(QPalette.WindowText)
         outside.setAlphaF(0.3)
         low, high = self.range
         step, most = (high - low) / BINS, max(self._counts.max(), 1e-9)
-        width, room = self.width() / BINS, self.height() - self.fontMetrics().lineSpacing()
+        width = self.width() / BINS
         for index, count in enumerate(self._counts):
             middle = low + (index + 0.5) * step
             is_inside = self._window is not None and self._window[0] <= middle <= self._window[1]
-            tall = room * count / most
+            tall = self.height() * count / most
             bar = QRectF(index * width, self.height() - tall, width, tall)
             painter.fillRect(bar, QColor(self._color) if is_inside else outside)
-        painter.drawText(self.rect(), Qt.AlignTop | Qt.AlignHCenter, self.accessibleDescription())
         painter.end()
