@@ -1,10 +1,12 @@
 """Slides that are opened again: after a fork, and from pickles."""
 
+import gc
 import io
 import multiprocessing
 import os
 import pickle
 import shutil
+import warnings
 from contextlib import suppress
 
 import numpy as np
@@ -70,6 +72,20 @@ def in_child(work):
         said = pipe.read()
     os.waitpid(child, 0)
     return said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't fork here")
+def test_a_forked_process_leaves_no_handle(path):
+    def read():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            slide.read_region((0, 0), (8, 8))
+            gc.collect()
+        return [str(each.message) for each in caught]
+
+    with open_slide(path, device="cpu") as slide:
+        slide.read_region((0, 0), (8, 8))
+        assert in_child(read) == "[]"
 
 
 def message(slide):

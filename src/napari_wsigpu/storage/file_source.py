@@ -10,6 +10,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -127,6 +128,9 @@ def check_unchanged(file: SlideFile, slide: str) -> None:
         raise changed_error(slide)
 
 
+_sources: WeakSet[FileSource] = WeakSet()
+
+
 class FileSource:
     """A local file, opened by the first read and read by position from any thread.
 
@@ -145,6 +149,7 @@ class FileSource:
         self._readers = Readers(file.path)
         self._opening = threading.Lock()  # guards the opening of `_file`
         self._file: FileIO | None = None
+        _sources.add(self)
         self._seek_lock = threading.Lock()  # guards the file's position where there is no `pread`
         times = file.modified_ns, -1 if file.changed_ns is None else file.changed_ns
         inode = -1 if file.inode is None else file.inode
@@ -397,3 +402,16 @@ class FileSource:
         with self._seek_lock:
             file.seek(offset)
             return file.read(length)
+
+
+def _close_inherited() -> None:
+    """Close the handles that a forked process shares with its parent; the next read reopens."""
+    for source in list(_sources):
+        # Without locks, which threads of the parent may have held.
+        file, source._file = source._file, None
+        if file is not None:
+            file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)
