@@ -27,6 +27,14 @@ def test_grids_are_those_of_tiles(two_slides, options):
         assert sorted(map(tuple, found.tolist())) == sorted(tiles)
 
 
+@pytest.mark.parametrize("chosen", [0, [5], "a"])
+def test_patches_are_selected_as_a_table(two_slides, chosen):
+    patches = Patches.at({two_slides[0]: [(0, 0), (30, 50)]}, 24)
+    assert len(patches[1:]) == len(patches[[True, False]]) == len(patches[[1]]) == 1
+    with pytest.raises(RegionError, match="selects none of the 2 patches"):
+        patches[chosen]
+
+
 def test_one_slide_needs_no_list(two_slides):
     for path in (two_slides[0], str(two_slides[0])):
         np.testing.assert_array_equal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -209,9 +210,22 @@ class Patches:
         return len(self.slides)
 
     def __getitem__(self, chosen: slice | Sequence[int] | Array) -> Patches:
-        """Return some of the patches, selected by a slice, a mask or indices."""
-        columns = {name: getattr(self, name)[chosen] for name in ("slides", "locations", "planes")}
-        return replace(self, **columns)
+        """Return some of the patches, selected by a slice, a mask or indices.
+
+        Raises
+        ------
+        RegionError
+            If this is something else, such as a single index, or there are no such patches.
+        """
+        names = "slides", "locations", "planes"
+        with suppress(IndexError):
+            columns = {name: getattr(self, name)[chosen] for name in names}
+            if columns["slides"].ndim == 1:
+                return replace(self, **columns)
+        raise RegionError(
+            f"{chosen!r} selects none of the {len(self)} patches; use a slice, such as "
+            "patches[3:4], a mask or indices."
+        )
 
     def __repr__(self) -> str:
         width, height = self.size
