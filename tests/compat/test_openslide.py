@@ -138,6 +138,9 @@ def test_deep_zoom(both, limit_bounds):
         for address in {(0, 0), (counts[0] - 1, counts[1] - 1)}:
             wanted = expected.get_tile_coordinates(level, address)
             assert slide.get_tile_coordinates(level, address) == wanted
+            if max(address) < 128:
+                small = np.uint8(level), (np.int8(address[0]), np.int8(address[1]))
+                assert slide.get_tile_coordinates(*small) == wanted
             tile = slide.get_tile(level, address)
             assert slide.get_tile_dimensions(level, address) == expected.get_tile_dimensions(
                 level, address

@@ -168,6 +168,25 @@ def test_resolution_of_a_level_reads_that_level(slide):
     assert np.array_equal(found, slide.read_region((40, 80), (30, 20), 1))
 
 
+@pytest.mark.parametrize("size", [(0, 0), (5, 0), (0, 5)])
+def test_regions_without_pixels(slide, size):
+    for mpp in (None, 3 * MPP):
+        assert slide.read_region((0, 0), size, mpp=mpp).shape == (*size[::-1], 3)
+
+
+def test_small_types_of_numbers_do_not_overflow(slide):
+    small = np.int8(100)
+    locations = slide.tile_locations(128, overlap=small)
+    np.testing.assert_array_equal(locations, slide.tile_locations(128, overlap=100))
+    ahead = {"num_workers": small, "prefetch_factor": small}
+    assert len(list(slide.read_regions([(0, 0)] * 3, (5, 5), **ahead))) == 3
+
+
+def test_what_is_read_ahead_is_a_number(slide):
+    with pytest.raises(RegionError, match="prefetch_factor is None"):
+        next(slide.tiles(64, prefetch_factor=None))
+
+
 @pytest.mark.parametrize("mpp", [0.1, 0, -1, math.nan, math.inf, "0.5"])
 def test_invalid_resolutions_are_refused(slide, mpp):
     with pytest.raises(RegionError, match="mpp"):

@@ -181,7 +181,10 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     try:
         first, second = map(operator.index, values)
     except (TypeError, ValueError):
-        raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
+        pair = "(width, height)" if name == "size" else "(x, y), several in a list,"
+        raise RegionError(
+            f"The {name} {values!r} is not a pair of whole numbers; pass {pair} as integers."
+        ) from None
     return first, second
 
 

@@ -112,6 +112,8 @@ def resample_area(
     """
     count, height, width, channels = pixels.shape
     average = np.empty((count, *size, channels), pixels.dtype) if out is None else out
+    if 0 in size:
+        return average
     # Whole blocks need no weights: integer sums are exact and faster.
     if scale in ((2.0, 2.0), (4.0, 4.0)) and (height, width) == tuple(
         int(length * step) for length, step in zip(size, scale, strict=True)

@@ -101,6 +101,7 @@ def read_ahead(
             raise RegionError(f"seed is {seed!r}; it must be a whole number.") from None
     size = min(batch_size or 1, sys.maxsize)  # `islice` accepts no larger count
     batches = _batches(locations, size, drop_last=drop_last)
+    num_workers, prefetch_factor = int(num_workers), int(prefetch_factor)
     ahead = min(num_workers * prefetch_factor, max(1, AHEAD_BYTES // max(1, batch_bytes) - 1))
     # The caller consumes one group while the next one is read.
     if grouping is not None:

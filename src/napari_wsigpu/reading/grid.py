@@ -68,6 +68,7 @@ class Grid:
                 f"overlap is {overlap!r}; it must be a whole number >= 0 and less than the size, "
                 f"{min(size)}."
             )
+        overlap = int(overlap)
         (height, width), (down, across) = size, target.scale
         tops = _starts(image.height, height, overlap, down)
         lefts = _starts(image.width, width, overlap, across)

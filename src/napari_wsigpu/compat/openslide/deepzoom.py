@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from io import BytesIO
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, ElementTree, SubElement
@@ -42,6 +43,7 @@ class DeepZoomGenerator:
     def __init__(
         self, osr: AbstractSlide, tile_size: int = 254, overlap: int = 1, limit_bounds: bool = False
     ) -> None:
+        tile_size, overlap = operator.index(tile_size), operator.index(overlap)
         if tile_size < 1 or overlap < 0:
             raise RegionError(
                 f"Invalid tile_size {tile_size} and overlap {overlap}; use at least 1 and 0."
@@ -149,6 +151,8 @@ class DeepZoomGenerator:
 
     def _tile(self, level: int, address: Pair) -> tuple[int, Pair, Pair, Pair]:
         """Return the slide level of a tile, the location and size to read, and the tile size."""
+        # Small types of NumPy would overflow below.
+        level, address = operator.index(level), _pair([*map(operator.index, address)])
         if not 0 <= level < self.level_count:
             last = self.level_count - 1
             raise RegionError(f"There is no Deep Zoom level {level!r}; use 0 to {last}.")
