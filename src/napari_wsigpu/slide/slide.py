@@ -916,12 +916,18 @@ class Slide:
         RegionError, LevelError, TileError, SlideError
             As in `read_region`.
         """
-        pixels, keep = self._read_small(location, size, level, RGBA)
-        if keep is None:
-            return pixels
-        stored = self._read_planned(location, size, level, options=ReadOptions(keep=keep))
-        pixels = to_rgba(stored)
-        clear_missing(pixels, self, location, level)
+        try:
+            pixels, keep = self._read_small(location, size, level, RGBA)
+            if keep is None:
+                return pixels
+            stored = self._read_planned(location, size, level, options=ReadOptions(keep=keep))
+            pixels = to_rgba(stored)
+            clear_missing(pixels, self, location, level)
+        except MemoryError:
+            width, height = size
+            raise RegionError(
+                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+            ) from None
         return pixels
 
     def composite(
@@ -1566,6 +1572,9 @@ class Slide:
         def cut(found: Located, start: int, stop: int) -> Located:
             return found[0][start:stop], found[1][start:stop]
 
+        # `read_ahead` refuses what is no number.
+        is_number = isinstance(prefetch_factor, int | np.integer)
+        ahead = group * int(prefetch_factor) if is_number else prefetch_factor
         # One thread per band, so that each batch finds the tiles that the one before it cached.
         iterators = deque(
             read_ahead(
@@ -1573,7 +1582,7 @@ class Slide:
                 band,
                 batch_size=batch_size,
                 num_workers=1,
-                prefetch_factor=group * prefetch_factor,
+                prefetch_factor=ahead,
                 batch_bytes=batch_bytes,
                 grouping=Grouping(group, cut),
             )
