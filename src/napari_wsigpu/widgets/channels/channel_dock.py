@@ -297,7 +297,8 @@ class Channels(SlideDock):
         except SlideError as error:
             self._give_up(layer, str(error))
             return
-        if layer is self.layer:
+        # Most often, `_on_drawn` has just done this.
+        if layer is self.layer and self._filled is not shown_composite(layer):
             self._fill(composite)
 
     def _read_limits(self, layer: Layer, channels: Sequence[int], owner: object) -> None:
