@@ -71,15 +71,13 @@ def compose(
         steps = changes
     elif sums is not None:
         sums.fill(0)
-    planes = np.zeros(len(steps), PLANE)
-    kept = []  # the records hold bare addresses
-    for plane, (pixels, style, sign) in zip(planes, steps, strict=True):
+    kept, records = [], []  # the records hold bare addresses
+    for pixels, style, sign in steps:
         pixels, (table, low) = _tabled(pixels, style, sign)
         kept.append((pixels, table))
-        plane["pixels"], plane["table"] = pixels.ctypes.data, table.ctypes.data
-        plane["row_pitch"], plane["pixel_pitch"] = pixels.strides
-        plane["low"], plane["last"] = low, len(table) - 1
-        plane["sample_bytes"] = pixels.itemsize
+        place, colors = (pixels.ctypes.data, *pixels.strides), table.ctypes.data
+        records.append((*place, colors, low, len(table) - 1, pixels.itemsize, 0))
+    planes = np.array(records, PLANE)
     picture = np.empty((*shape, 3), np.uint8)
     shades = shades_of(inverted=composite.inverted)
     if native.core is not None:
