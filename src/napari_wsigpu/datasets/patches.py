@@ -215,7 +215,7 @@ class Patches:
         Raises
         ------
         RegionError
-            If this is something else, such as a single index, or there are no such patches.
+            If this is something else, such as a single index, or no patch has an index.
         """
         names = "slides", "locations", "planes"
         with suppress(IndexError):
