@@ -529,7 +529,7 @@ class CudaDevice:
         sample, pixels = np.dtype(tile.dtype).itemsize, tile.height * tile.width
         sizes = planes.shape[1], sample, sample * tile.channels, pixels
         # A composite without visible channels has no planes, and CUDA copies no empty table.
-        table = self.table(planes, stream) if planes.size else np.uint64(0)
+        table = self.table(planes.ravel(), stream) if planes.size else np.uint64(0)
         arguments = table, *map(np.int32, sizes), shades, self.table(targets, stream)
         self._launch("compose", (-(-pixels // THREADS), len(targets)), arguments, stream)
 
