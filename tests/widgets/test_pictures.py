@@ -7,7 +7,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.slide.pictures import overlay, overview, read_associated, rgb, save, save_text
+from napari_wsigpu.slide.pictures import overview, read_associated, rgb, save, save_text
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.writers import slides
 
@@ -37,12 +37,15 @@ def test_overview_shows_white_is_zero_upright(tmp_path):
     assert (picture[:, 450:] == 0).all()
 
 
-def test_overlay_adds_up_the_channels_colours():
-    pixels = np.zeros((2, 2, 2), np.uint16)
-    pixels[0, :, 0] = 4000
-    pixels[:, 0, 1] = 9
-    picture = overlay(pixels, ["#ff0000", "#0000ff"])
-    assert picture.tolist() == [[[255, 0, 255], [255, 0, 0]], [[0, 0, 255], [0, 0, 0]]]
+def test_overview_of_many_channels_reads_the_visible_ones(write_channels):
+    path, _, _ = write_channels(5)
+    with open_slide(path, "cpu") as slide:
+        composite = slide.composite([1, 4])
+        decoded = slide.stats()["decoded"]["cpu"]
+        found = overview(slide, composite)
+        assert slide.stats()["decoded"]["cpu"] == decoded
+        shown = slide.read_region((0, 0), slide.level_dimensions[1], 1, composite=composite)
+    np.testing.assert_array_equal(found, shown)
 
 
 @pytest.mark.parametrize(("dtype", "whole"), [("uint8", 255), ("uint16", 65535), ("float32", 1.0)])
