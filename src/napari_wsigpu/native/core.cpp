@@ -650,12 +650,10 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
             const int64_t size = std::min<int64_t>(SPAN, width - left);
             float* line = sums ? sums + 4 * (row * width + left) : own;
             if (!sums) std::fill(line, line + 4 * size, 0.0f);
-            for (int64_t index = 0; index < count; ++index) {
-                const Plane& plane = planes[index];
-                const uint8_t* from =
-                    plane.pixels + row * plane.row_pitch + left * plane.pixel_pitch;
-                if (plane.sample_bytes == 1) add_colors<uint8_t>(plane, from, size, line);
-                else add_colors<uint16_t>(plane, from, size, line);
+            for (const Plane* at = planes; at != planes + count; ++at) {
+                const uint8_t* from = at->pixels + row * at->row_pitch + left * at->pixel_pitch;
+                if (at->sample_bytes == 1) add_colors<uint8_t>(*at, from, size, line);
+                else add_colors<uint16_t>(*at, from, size, line);
             }
             uint8_t* to = target + 3 * (row * width + left);
             for (int64_t x = 0; x < size; ++x)
@@ -664,8 +662,8 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
         }
     };
     auto work = [&] {
-        for (int64_t top; (top = next.fetch_add(ROWS)) < height;)
-            for (int64_t row = top; row < std::min(top + ROWS, height); ++row) compose_row(row);
+        for (int64_t row; (row = next.fetch_add(ROWS)) < height;)
+            for (const int64_t end = std::min(row + ROWS, height); row < end;) compose_row(row++);
     };
     Pool::shared().run(work, std::min<int64_t>(threads, height));
 }
