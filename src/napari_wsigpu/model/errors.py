@@ -286,3 +286,10 @@ def file_error(path: str, error: OSError) -> SlideError:
             "longer need, or raise the limit (ulimit -n)."
         )
     return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")
+
+
+def too_large(width: int, height: int) -> RegionError:
+    """Return the error for a region that exceeds memory."""
+    return RegionError(
+        f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.errors import RegionError, too_large
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.model.tags import COMPRESSION, DEFLATE, ZSTD
 from napari_wsigpu.reading.batches import AHEAD_BYTES
@@ -85,9 +85,7 @@ def size_of(size: Any, least: int = 0) -> tuple[int, int]:
             f"A region of {width} x {height} pixels is not valid; use a size >= {least}."
         )
     if max(width, height) > MAX_COORDINATE:
-        raise RegionError(
-            f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-        )
+        raise too_large(width, height)
     return width, height
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.model.errors import RegionError, TileError
+from napari_wsigpu.model.errors import RegionError, TileError, too_large
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostBackend
@@ -430,9 +430,7 @@ def _check_size(regions: Regions) -> None:
 def _too_large(regions: Regions) -> RegionError:
     height, width = regions.shapes[0]
     if len(regions) == 1:
-        return RegionError(
-            f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-        )
+        return too_large(width, height)
     return RegionError(
         f"A batch of {len(regions)} regions of {width} x {height} pixels doesn't fit into memory; "
         "use a smaller batch_size."

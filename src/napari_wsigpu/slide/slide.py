@@ -32,6 +32,7 @@ from napari_wsigpu.model.errors import (
     SlideError,
     TileError,
     thread_error,
+    too_large,
 )
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.model.interrupt import interrupt_event
@@ -924,10 +925,7 @@ class Slide:
             pixels = to_rgba(stored)
             clear_missing(pixels, self, location, level)
         except MemoryError:
-            width, height = size
-            raise RegionError(
-                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-            ) from None
+            raise too_large(*size) from None
         return pixels
 
     def composite(
@@ -1146,9 +1144,7 @@ class Slide:
         except SlideError:  # several are a `ValueError` too
             raise
         except ValueError:  # from NumPy, if the bytes exceed the address space
-            raise RegionError(
-                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-            ) from None
+            raise too_large(width, height) from None
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str
