@@ -50,14 +50,14 @@ class ComposedTiles(DrawableTiles):
     version : int
         Distinguishes these tiles from those of other settings; kept as an attribute.
     shades : device array of uint8
-        See `CudaDevice.compose`.
+        See `CudaDevice.compose`; kept as an attribute.
     colors : Mapping of ChannelStyle to Colors
         The colors of each visible channel; kept as an attribute.
     """
 
     settings: Composite
     version: int
-    _shades: DeviceArray
+    shades: DeviceArray
     colors: dict[ChannelStyle, Colors]
     _composed: set[int] = field(default_factory=set, init=False)  # numbers of levels
 
@@ -105,7 +105,7 @@ class ComposedTiles(DrawableTiles):
             stored = tile_format(parts.images[shown[0][0] if shown else number])
 
             def write(addresses: Integers, part: slice, stream: Stream) -> None:
-                self.device.compose(planes[part], stored, self._shades, addresses, stream)
+                self.device.compose(planes[part], stored, self.shades, addresses, stream)
 
             self._composed.add(number)
             self._keep(number, tiles, write)
@@ -151,7 +151,10 @@ class DeviceComposite(CompositeSource):
             for style in (settings.channels[index] for index in settings.visible):
                 table, low = colors_of(style, backend.parts.images[0].dtype.itemsize)
                 colors[style] = known.get(style) or (backend.send(table), low, len(table) - 1)
-            shades = backend.send(shades_of(inverted=settings.inverted))
+            if before is not None and before.settings.inverted == settings.inverted:
+                shades = before.shades
+            else:
+                shades = backend.send(shades_of(inverted=settings.inverted))
             self._tiles = ComposedTiles(backend, color, settings, version, shades, colors)
             if before is not None:
                 before.forget()
