@@ -46,6 +46,8 @@ SHIM = r"""
 #define __shared__ static
 #define __align__ alignas
 #define __launch_bounds__(threads)
+#define __forceinline__ inline
+#define __noinline__
 #define __syncthreads() (meeting ? meeting->arrive_and_wait() : (void)0)
 using std::max;
 using std::min;

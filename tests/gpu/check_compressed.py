@@ -1,4 +1,4 @@
-"""Decode mutated streams of zstd and PackBits by our own kernels, for compute-sanitizer.
+"""Decode mutated lossless streams by our own kernels, for compute-sanitizer.
 
 Usage: ``compute-sanitizer --tool memcheck python -m tests.gpu.check_compressed [COUNT]``. Ends with
 status 1 if a stream is accepted and differs from what the library of the CPU decodes.
@@ -9,9 +9,16 @@ import sys
 
 import imagecodecs
 
-from napari_wsigpu.gpu.compressed.compressed_engine import PACKBITS, ZSTD
+from napari_wsigpu.gpu.compressed.compressed_engine import DEFLATE, LZW, PACKBITS, ZSTD
 from napari_wsigpu.slide import runtime
 from tests.gpu import test_compressed as tests
+
+BY_LIBRARY = {
+    ZSTD: tests.by_libzstd,
+    DEFLATE: tests.by_zlib,
+    LZW: tests.by_libtiff,
+    PACKBITS: tests.by_packbits,
+}
 
 
 def mutated(stream: bytes, chance: random.Random) -> bytes:
@@ -33,14 +40,19 @@ def mutated(stream: bytes, chance: random.Random) -> bytes:
 
 def compared(engine: object, algorithm: str, total: int, seed: int = 1) -> tuple[int, int]:
     """Decode mutated streams; return how many are accepted, and how many of these differ."""
-    by_library = tests.by_libzstd if algorithm == ZSTD else tests.by_packbits
+    by_library = BY_LIBRARY[algorithm]
     chance, accepted, wrong = random.Random(seed), 0, 0
     for number in range(-(-total // 100)):
         text = [tests.CONTENTS["tissue"], *tests.DAMAGED][number % 4]
-        if algorithm == ZSTD:
-            whole = imagecodecs.zstd_encode(text, level=(1, 3, 9, 19)[number // 4 % 4])
-        else:
-            whole = imagecodecs.packbits_encode(text)
+        match algorithm:
+            case "zstd":
+                whole = imagecodecs.zstd_encode(text, level=(1, 3, 9, 19)[number // 4 % 4])
+            case "deflate":
+                whole = tests.deflated(text, (0, 1, 6, 9)[number // 4 % 4])
+            case "LZW":
+                whole = imagecodecs.lzw_encode(text)
+            case _:
+                whole = imagecodecs.packbits_encode(text)
         frames = [mutated(whole, chance) for _ in range(100)]
         flags, found = tests.decoded(engine, algorithm, frames, len(text))
         for frame, flag, pixels in zip(frames, flags, found, strict=True):
@@ -52,7 +64,7 @@ def compared(engine: object, algorithm: str, total: int, seed: int = 1) -> tuple
 def main() -> int:
     total = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     engine, damaged = runtime.default().devices.worker(0).compressed, 0
-    for algorithm in (ZSTD, PACKBITS):
+    for algorithm in BY_LIBRARY:
         accepted, wrong = compared(engine, algorithm, total)
         print(total, "mutated streams of", algorithm, accepted, "accepted,", wrong, "differ")
         damaged += wrong

@@ -141,6 +141,14 @@ class TestLzw:
         if flag == 0:
             assert found == by_libtiff(bytes(stream), len(text))
 
+    @pytest.mark.parametrize("threads", [2, 5, 32])
+    def test_threads_of_a_block_share_the_work(self, host, monkeypatch, threads):
+        monkeypatch.setattr(host_cuda, "TOGETHER", threads)
+        for name in ("tissue", "one value", "a repeated word"):
+            data = CONTENTS[name]
+            flags, found = decoded(host, LZW, [imagecodecs.lzw_encode(data)], len(data))
+            assert (flags, found) == ([0], [data])
+
 
 def by_packbits(data, size):
     try:
@@ -225,6 +233,16 @@ class TestDeflate:
         assert flags == [0] * 8
         assert found == texts
 
+    @pytest.mark.parametrize("level", [1, 6, 9])
+    def test_several_blocks(self, engine, level):
+        """Each block has its own codes, and matches of the one before it are still to be copied."""
+        words = np.random.default_rng(level).poisson(200, 90_000).astype("<u2")
+        texts = [np.roll(words, 7 * number).tobytes() for number in range(4)]
+        streams = [deflated(text, level) for text in texts]
+        flags, found = decoded(engine, DEFLATE, streams, len(texts[0]), sums_of(texts))
+        assert flags == [0] * 4
+        assert found == texts
+
     def test_long_codes(self, engine):
         """Symbols whose codes are longer than the table for quick lookups."""
         counts = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181]
@@ -262,6 +280,32 @@ class TestDeflate:
         [flag], [found] = decoded(host, DEFLATE, [bytes(stream)], len(text))
         if flag == 0:
             assert found == by_zlib(bytes(stream), len(text))
+
+    @pytest.mark.parametrize("threads", [2, 5, 32])
+    def test_threads_of_a_block_share_the_work(self, host, monkeypatch, threads):
+        monkeypatch.setattr(host_cuda, "TOGETHER", threads)
+        for name in ("tissue", "one value", "a repeated word"):
+            data = CONTENTS[name]
+            flags, found = decoded(host, DEFLATE, [deflated(data)], len(data), sums_of([data]))
+            assert (flags, found) == ([0], [data])
+
+    @settings(max_examples=100)
+    @given(data=st.data())
+    def test_matches_of_any_length_and_distance(self, host, data):
+        """Matches that overlap themselves, each other and what has just been decoded."""
+        chance = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+        text = bytearray(chance.bytes(data.draw(st.integers(1, 9))))
+        while len(text) < 6000:
+            back, length = (
+                int(chance.integers(1, min(len(text), 40) + 1)),
+                int(chance.integers(3, 80)),
+            )
+            text += (text[-back:] * length)[:length]
+            text += chance.bytes(int(chance.integers(0, 3)))
+        flags, found = decoded(
+            host, DEFLATE, [deflated(bytes(text), 9)], len(text), sums_of([bytes(text)])
+        )
+        assert (flags, found) == ([0], [bytes(text)])
 
 
 def by_libzstd(data, size):

@@ -1,77 +1,149 @@
 // Kernels for tiles whose bytes are compressed. `compressed_engine.py` puts the definition of Part,
-// and of CLEAR, END and the other constants, before this text.
+// `matches.cu`, and CLEAR, END and the other constants before this text.
 
-// Read one LZW code of `width` bits, most significant bit first. A stream is loaded as aligned
-// words, none of which lies completely beyond its last byte.
-struct Bits {
-    const unsigned int *next, *past;  // words
-    unsigned long long bits;          // the next ones, from the highest bit
-    int count;                        // of valid bits
+// Matches of a tile that its block of threads decodes.
+struct Chunk {
+    Match matches[CHUNK];
+    int count;
+    bool long_one, more;  // whether the last match is long, and whether others follow
+    unsigned int copied;
+
+    // Add a match, of which `found` were added before; return whether there is room for others.
+    __device__ __forceinline__ bool add(int found, Match match) {
+        matches[found] = match;
+        count = found + 1;
+        const bool is_long = match.length > LONG;
+        if (is_long) long_one = true;
+        return !is_long && found < CHUNK - 1;
+    }
 };
 
-static __device__ void refill(Bits &in) {
-    if (in.count > 32) return;
-    unsigned int word = 0;
-    if (in.next < in.past) word = *in.next++;
-    word = word << 24 | (word & 0xff00) << 8 | (word >> 8 & 0xff00) | word >> 24;
-    in.bits |= (unsigned long long)word << (32 - in.count);
-    in.count += 32;
+// Decode a stream: its first thread writes literals and lists matches, and all threads copy these.
+template <typename Stream>
+static __device__ void decode(Stream &stream, Chunk &chunk) {
+    bool more = true;
+    while (more) {
+        if (!threadIdx.x) {
+            chunk.count = chunk.copied = 0;
+            chunk.long_one = false;
+            chunk.more = stream.read(chunk);
+        }
+        __syncthreads();
+        copy_matches(stream.out, chunk.matches, chunk.count, chunk.long_one, &chunk.copied);
+        more = chunk.more;
+        __syncthreads();
+    }
 }
 
-static __device__ int take(Bits &in, int width) {
-    refill(in);
-    const int code = in.bits >> (64 - width);
-    in.bits <<= width;
-    in.count -= width;
-    return code;
-}
+// The words of a stream, none of which lies completely beyond its last byte. One is loaded before
+// it is needed, as loading takes longer than decoding it.
+struct Words {
+    const unsigned int *words;
+    int next, count;  // number of the word after `ahead`, and of all words
+    unsigned int ahead;
+    int bits;  // of the stream, from the first bit of its first word
 
-// Decode LZW (TIFF 6.0, section 13), one stream per block and thread: strings are short in tiles
-// that take long. The string of table entry k is the output from where the code before the one that
-// completed it begins, up to the first byte of that one. Entries follow each other in the output, so
-// an entry ends one byte after the next one begins. size: bytes of a decoded tile; flags: set to 0
-// if the stream decodes to as many bytes.
+    __device__ void start(const Part &part) {
+        const int skipped = part.source & 3;
+        words = (const unsigned int *)(part.source - skipped);
+        bits = 8 * (skipped + (int)part.length);
+        count = (bits + 31) / 32;
+        next = 0;
+        ahead = 0;
+        take();
+    }
+    __device__ __forceinline__ unsigned int take() {
+        const unsigned int word = ahead;
+        ahead = 0;
+        if (next < count) ahead = words[next];
+        ++next;
+        return word;
+    }
+    // Bits of the stream that have not been taken; negative beyond its end.
+    __device__ int left() const { return bits - 32 * (next - 1); }
+};
+
+// An LZW stream (TIFF 6.0, section 13). The string of table entry k is the output from where the
+// code before the one that completed it begins, up to the first byte of that one. Entries follow
+// each other in the output, so an entry ends one byte after the next one begins.
+struct Lzw {
+    Words words;
+    unsigned long long bits;  // the next ones, from the highest bit
+    int count;                // of valid bits
+    unsigned char *out;
+    int size, done, width, last;
+    bool fresh;
+    unsigned int *starts;  // of the entries' strings in the tile
+
+    __device__ void start(const Part &part) {
+        words.start(part);
+        bits = 0;
+        count = 0;
+        fill();
+        bits <<= 8 * (part.source & 3);
+        count -= 8 * (part.source & 3);
+        done = 0;
+        clear();
+    }
+    __device__ void clear() {
+        width = FIRST_WIDTH;
+        last = END;
+        fresh = true;
+    }
+    __device__ __forceinline__ void fill() {
+        if (count > 32) return;
+        unsigned int word = words.take();
+        word = word << 24 | (word & 0xff00) << 8 | (word >> 8 & 0xff00) | word >> 24;
+        bits |= (unsigned long long)word << (32 - count);
+        count += 32;
+    }
+
+    // Decode codes until `chunk` is full; return false at the end of the stream or of the tile.
+    __device__ bool read(Chunk &chunk) {
+        bool room = true;
+        for (int found = 0; done < size;) {
+            if (!room) return true;
+            fill();
+            const int code = bits >> (64 - width);
+            bits <<= width;
+            count -= width;
+            if (words.left() + count < 0 || code == END) return false;
+            if (code == CLEAR) {
+                clear();
+                continue;
+            }
+            if (!fresh && ++last == CODES) return false;  // decoders differ in what follows
+            fresh = false;
+            starts[last + 1] = done;
+            if (code < CLEAR) {
+                out[done++] = code;
+            } else {
+                if (code > last) return false;
+                const int from = starts[code];
+                const int length = min((int)starts[code + 1] - from + 1, size - done);
+                room = chunk.add(found++, {done, length, done - from});
+                done += length;
+            }
+            // Codes become longer one code earlier than necessary.
+            if (last >= (1 << width) - 2 && width < LAST_WIDTH) ++width;
+        }
+        return false;
+    }
+};
+
+// Decode LZW, one stream per block of threads. size: bytes of a decoded tile; flags: set to 0 if
+// the stream decodes to as many bytes.
 extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
     __shared__ unsigned int starts[CODES + 1];
+    __shared__ Chunk chunk;
     const Part part = parts[blockIdx.x];
-    unsigned char *out = (unsigned char *)part.target;
-    const int skipped = part.source & 3;
-    Bits in = {(const unsigned int *)(part.source - skipped),
-               (const unsigned int *)((part.source + part.length + 3) & ~(size_t)3), 0, 0};
-    refill(in);
-    in.bits <<= 8 * skipped;
-    in.count -= 8 * skipped;
-    long long left = 8 * part.length;
-    int done = 0, width = FIRST_WIDTH, last = END, fresh = 1;
-    while (done < size) {
-        const int code = take(in, width);
-        left -= width;
-        if (left < 0 || code == END) break;
-        if (code == CLEAR) {
-            width = FIRST_WIDTH;
-            last = END;
-            fresh = 1;
-            continue;
-        }
-        if (fresh) {
-            starts[END + 1] = done;
-            fresh = 0;
-        } else {
-            if (last == CODES - 1) break;  // decoders differ in what follows
-            starts[++last + 1] = done;
-        }
-        if (code < CLEAR) {
-            out[done++] = code;
-        } else {
-            if (code > last) break;
-            int from = starts[code], end = done + starts[code + 1] - from + 1;
-            if (end > size) end = size;
-            for (; done < end; ++done, ++from) out[done] = out[from];
-        }
-        // Codes become longer one code earlier than necessary.
-        if (last >= (1 << width) - 2 && width < LAST_WIDTH) ++width;
-    }
-    flags[blockIdx.x] = done < size;
+    Lzw stream;
+    stream.out = (unsigned char *)part.target;
+    stream.size = size;
+    stream.starts = starts;
+    stream.start(part);
+    decode(stream, chunk);
+    if (!threadIdx.x) flags[blockIdx.x] = stream.done < size;
 }
 
 // Decode PackBits (TIFF 6.0, section 9), a block of threads per stream, all of which read the same
@@ -96,43 +168,70 @@ extern "C" __global__ void decode_packbits(const Part *parts, int size, int *fla
     if (!threadIdx.x) flags[blockIdx.x] = !good || done < size;
 }
 
-// The bits of a deflate stream (RFC 1951), lowest bit first; otherwise as in Bits.
+// The bits of a deflate stream (RFC 1951), lowest bit first; otherwise as in Lzw.
 struct LowBits {
-    const unsigned int *next, *past;
+    Words words;
     unsigned long long bits;
     int count;
-    long long left;  // bits of the stream that have not been taken; negative beyond its end
+
+    __device__ void start(const Part &part) {
+        words.start(part);
+        bits = 0;
+        count = 0;
+        fill();
+        drop(8 * (part.source & 3));
+    }
+    // Make more than 32 bits available.
+    __device__ __forceinline__ void fill() {
+        if (count > 32) return;
+        bits |= (unsigned long long)words.take() << count;
+        count += 32;
+    }
+    __device__ __forceinline__ void drop(int wanted) {
+        bits >>= wanted;
+        count -= wanted;
+    }
+    __device__ int take(int wanted) {
+        fill();
+        const int value = bits & ((1u << wanted) - 1);
+        drop(wanted);
+        return value;
+    }
+    __device__ int left() const { return words.left() + count; }
 };
 
-static __device__ void fill(LowBits &in) {
-    if (in.count > 32) return;
-    const unsigned long long word = in.next < in.past ? *in.next++ : 0;
-    in.bits |= word << in.count;
-    in.count += 32;
+// What codes stand for: symbols, or (RFC 1951, 3.2.5) literals and lengths of matches, or distances.
+enum { SYMBOLS, LITERALS, DISTANCES };
+// Types of entries: a symbol, literal or distance; the length of a match; the end of a block; and
+// what is no code.
+enum { PLAIN, MATCH, LAST, WRONG };
+
+// Return an entry: in its lowest 5 bits the length of the code, above it the number of bits that
+// follow the code, the type (2 bits), and from bit 16 on the value to which those bits are added.
+static __device__ unsigned int entry_of(int symbol, int length, int kind) {
+    int value = symbol, type = PLAIN, more = 0;
+    if (kind == DISTANCES) {
+        if (symbol > 29) type = WRONG;
+        if (symbol > 3) more = symbol / 2 - 1;
+        value = 1 + (symbol > 3 ? (2 + symbol % 2) << more : symbol);
+    } else if (kind == LITERALS && symbol > 255) {
+        const int number = symbol - 257;
+        type = symbol == 256 ? LAST : number < 29 ? MATCH : WRONG;
+        if (number > 7 && number < 28) more = number / 4 - 1;
+        value = number == 28 ? 258 : 3 + (number > 7 ? (4 + number % 4) << more : number);
+    }
+    return value << 16 | type << 9 | more << 5 | length;
 }
 
-static __device__ void drop(LowBits &in, int count) {
-    in.bits >>= count;
-    in.count -= count;
-    in.left -= count;
-}
-
-static __device__ int take_low(LowBits &in, int count) {
-    fill(in);
-    const int value = in.bits & ((1u << count) - 1);
-    drop(in, count);
-    return value;
-}
-
-// A Huffman code. quick: for the next bits, a symbol and above it the length of its code; 0 for
-// longer codes, which `counts` of each length and the symbols in their order describe.
+// A Huffman code. quick: the entry for the next bits; 0 for longer codes, which `counts` of each
+// length and the symbols in their order describe.
 struct Code {
-    unsigned short quick[1 << QUICK];
+    unsigned int quick[1 << QUICK];
     unsigned short counts[LONGEST + 1], symbols[MOST_SYMBOLS];
 };
 
 // Return whether the lengths form a code: a complete one, or a single code of one bit.
-static __device__ bool make_code(Code &code, const unsigned char *lengths, int count) {
+static __device__ bool make_code(Code &code, const unsigned char *lengths, int count, int kind) {
     unsigned short offsets[LONGEST + 1], firsts[LONGEST + 1];
     for (int i = 0; i <= LONGEST; ++i) code.counts[i] = 0;
     for (int i = 0; i < count; ++i) ++code.counts[lengths[i]];
@@ -156,134 +255,163 @@ static __device__ bool make_code(Code &code, const unsigned char *lengths, int c
         int forward = firsts[length]++, reversed = 0;
         if (length > QUICK) continue;
         for (int k = 0; k < length; ++k, forward >>= 1) reversed = 2 * reversed + (forward & 1);
-        for (; reversed < 1 << QUICK; reversed += 1 << length)
-            code.quick[reversed] = length << SYMBOL_BITS | i;
+        const unsigned int entry = entry_of(i, length, kind);
+        for (; reversed < 1 << QUICK; reversed += 1 << length) code.quick[reversed] = entry;
     }
     return true;
 }
 
-// Return the next symbol, or -1 if the bits are no code.
-static __device__ int take_symbol(LowBits &in, const Code &code) {
-    fill(in);
-    const int found = code.quick[in.bits & ((1 << QUICK) - 1)];
-    if (found) {
-        drop(in, found >> SYMBOL_BITS);
-        return found & ((1 << SYMBOL_BITS) - 1);
-    }
+// Return the entry of a code that may be too long for `quick`.
+static __device__ __noinline__ unsigned int find_long(const Code &code, unsigned int bits,
+                                                      int kind) {
     int value = 0, first = 0, index = 0;
-    for (int length = 1; length <= LONGEST; ++length) {
-        value |= in.bits >> (length - 1) & 1;
+    for (int length = 1; length <= LONGEST; ++length, bits >>= 1) {
+        value |= bits & 1;
         const int count = code.counts[length];
-        if (value - first < count) {
-            drop(in, length);
-            return code.symbols[index + value - first];
-        }
+        if (value - first < count)
+            return entry_of(code.symbols[index + value - first], length, kind);
         index += count;
         first = 2 * (first + count);
         value *= 2;
     }
-    return -1;
+    return WRONG << 9;
 }
 
-// Read the codes of a block; return false if they are damaged.
-static __device__ bool read_codes(LowBits &in, int type, unsigned char *lengths, Code &literals,
-                                  Code &distances) {
-    int count = 288, others = 30;
-    if (type == 1) {
-        for (int i = 0; i < count; ++i)
-            lengths[i] = i < 144 || i > 279 ? 8 : i < 256 ? 9 : 7;
-        for (int i = 0; i < others; ++i) lengths[count + i] = 5;
-    } else {
-        const unsigned char order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5,
-                                         11, 4, 12, 3, 13, 2, 14, 1, 15};
-        count = take_low(in, 5) + 257;
-        others = take_low(in, 5) + 1;
-        const int codes = take_low(in, 4) + 4;
-        if (count > 286 || others > 30) return false;
-        for (int i = 0; i < 19; ++i) lengths[i] = 0;
-        for (int i = 0; i < codes; ++i) lengths[order[i]] = take_low(in, 3);
-        if (!make_code(literals, lengths, 19)) return false;
-        for (int i = 0; i < count + others;) {
-            const int symbol = take_symbol(in, literals);
-            if (symbol < 0) return false;
-            if (symbol < 16) {
-                lengths[i++] = symbol;
+// Return the entry of the code in the next bits, which stay.
+static __device__ __forceinline__ unsigned int find(const Code &code, const LowBits &in, int kind) {
+    const unsigned int next = in.bits, entry = code.quick[next & ((1 << QUICK) - 1)];
+    return entry ? entry : find_long(code, next, kind);
+}
+
+static __device__ __forceinline__ int type_of(unsigned int entry) { return entry >> 9 & 3; }
+
+// Take a code and the bits that follow it; return its value.
+static __device__ __forceinline__ int take_value(LowBits &in, unsigned int entry) {
+    const int length = entry & 31, more = entry >> 5 & 15;
+    const unsigned int added = (unsigned int)(in.bits >> length) & ((1u << more) - 1);
+    in.drop(length + more);
+    return (entry >> 16) + added;
+}
+
+struct Deflate {
+    LowBits in;
+    Code *literals, *distances;
+    unsigned char *lengths, *out;
+    int size, done;
+    // Whether a block of codes is being decoded and is the last one, and the stream is sound so far.
+    bool inside, last, good;
+
+    // Decode until `chunk` is full; return false at the end of the stream.
+    __device__ bool read(Chunk &chunk) {
+        while (inside || (!last && in.left() > 0)) {
+            if (!inside) good = read_block();
+            if (inside && good && read_codes(chunk)) return true;
+            if (!good) return false;
+        }
+        return false;
+    }
+
+    // Read the header of a block, and all of it if its bytes are stored.
+    __device__ bool read_block() {
+        last = in.take(1);
+        const int type = in.take(2);
+        if (type) {
+            inside = true;
+            return type < 3 && read_tables(type);
+        }
+        in.drop(in.left() & 7);  // to the next byte
+        const int length = in.take(16), check = in.take(16);
+        if (length != (check ^ 0xffff) || length > size - done) return false;
+        for (int i = 0; i < length; ++i) out[done++] = in.take(8);
+        return true;
+    }
+
+    // Read the codes of a block; return false if they are damaged.
+    __device__ bool read_tables(int type) {
+        int count = 288, others = 32;
+        if (type == 1) {
+            for (int i = 0; i < count; ++i)
+                lengths[i] = i < 144 || i > 279 ? 8 : i < 256 ? 9 : 7;
+            for (int i = 0; i < others; ++i) lengths[count + i] = 5;
+        } else {
+            const unsigned char order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5,
+                                             11, 4, 12, 3, 13, 2, 14, 1, 15};
+            count = in.take(5) + 257;
+            others = in.take(5) + 1;
+            const int codes = in.take(4) + 4;
+            if (count > 286 || others > 30) return false;
+            for (int i = 0; i < 19; ++i) lengths[i] = 0;
+            for (int i = 0; i < codes; ++i) lengths[order[i]] = in.take(3);
+            if (!make_code(*literals, lengths, 19, SYMBOLS)) return false;
+            for (int i = 0; i < count + others;) {
+                in.fill();
+                const unsigned int entry = find(*literals, in, SYMBOLS);
+                if (type_of(entry) == WRONG) return false;
+                const int symbol = take_value(in, entry);
+                if (symbol < 16) {
+                    lengths[i++] = symbol;
+                    continue;
+                }
+                if (symbol == 16 && !i) return false;
+                const unsigned char length = symbol == 16 ? lengths[i - 1] : 0;
+                int repeats = symbol == 16   ? in.take(2) + 3
+                              : symbol == 17 ? in.take(3) + 3
+                                             : in.take(7) + 11;
+                if (i + repeats > count + others) return false;
+                while (repeats--) lengths[i++] = length;
+            }
+            if (!lengths[256]) return false;
+        }
+        return make_code(*literals, lengths, count, LITERALS) &&
+               make_code(*distances, lengths + count, others, DISTANCES);
+    }
+
+    // Decode a block until `chunk` is full; return false at its end, or if it is damaged.
+    __device__ bool read_codes(Chunk &chunk) {
+        good = false;
+        bool room = true;
+        for (int found = chunk.count; room;) {
+            in.fill();
+            const unsigned int entry = find(*literals, in, LITERALS);
+            if (type_of(entry) == PLAIN) {
+                if (done >= size) return false;
+                in.drop(entry & 31);
+                out[done++] = entry >> 16;
                 continue;
             }
-            if (symbol == 16 && !i) return false;
-            const unsigned char length = symbol == 16 ? lengths[i - 1] : 0;
-            int repeats = symbol == 16   ? take_low(in, 2) + 3
-                          : symbol == 17 ? take_low(in, 3) + 3
-                                         : take_low(in, 7) + 11;
-            if (i + repeats > count + others) return false;
-            while (repeats--) lengths[i++] = length;
+            if (type_of(entry) != MATCH) {
+                inside = false;
+                take_value(in, entry);
+                good = type_of(entry) == LAST && in.left() >= 0;
+                return false;
+            }
+            const int length = take_value(in, entry);
+            in.fill();
+            const unsigned int distance = find(*distances, in, DISTANCES);
+            if (type_of(distance) == WRONG) return false;
+            const int back = take_value(in, distance);
+            if (back > done || length > size - done) return false;
+            room = chunk.add(found++, {done, length, back});
+            done += length;
         }
-        if (!lengths[256]) return false;
+        good = in.left() >= 0;
+        return good;
     }
-    if (!make_code(literals, lengths, count)) return false;
-    if (type == 1) {  // two distances of the fixed code are never used, so it is not complete
-        lengths[count + others++] = 5;
-        lengths[count + others++] = 5;
-    }
-    return make_code(distances, lengths + count, others);
-}
+};
 
-// Decode deflate (RFC 1951), one stream per block and thread. size, flags: as for LZW.
+// Decode deflate, one stream per block of threads. size, flags: as for LZW.
 extern "C" __global__ void decode_deflate(const Part *parts, int size, int *flags) {
     __shared__ Code literals, distances;
     __shared__ unsigned char lengths[320];
-    const unsigned short bases[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
-                                      31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
-    const unsigned short starts[30] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,
-                                       33,  49,  65,  97,  129, 193,  257,  385,  513,  769,
-                                       1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    __shared__ Chunk chunk;
     const Part part = parts[blockIdx.x];
-    unsigned char *out = (unsigned char *)part.target;
-    const int skipped = part.source & 3;
-    LowBits in = {(const unsigned int *)(part.source - skipped),
-                  (const unsigned int *)((part.source + part.length + 3) & ~(size_t)3), 0, 0,
-                  8 * (part.length + skipped)};
-    fill(in);
-    drop(in, 8 * skipped);
-    int done = 0, last = 0;
-    bool good = true;
-    while (good && !last && in.left > 0) {
-        last = take_low(in, 1);
-        const int type = take_low(in, 2);
-        if (type == 0) {
-            drop(in, in.left & 7);  // to the next byte
-            const int length = take_low(in, 16), check = take_low(in, 16);
-            good = length == (check ^ 0xffff) && length <= size - done;
-            for (int i = 0; good && i < length; ++i) out[done++] = take_low(in, 8);
-            continue;
-        }
-        good = type < 3 && read_codes(in, type, lengths, literals, distances);
-        while (good) {
-            const int symbol = take_symbol(in, literals);
-            if (symbol == 256) break;
-            if (symbol < 256) {
-                good = symbol >= 0 && done < size;
-                if (good) out[done++] = symbol;
-                continue;
-            }
-            const int number = symbol - 257;
-            if (number > 28) {
-                good = false;
-                break;
-            }
-            const int more = number < 8 || number == 28 ? 0 : number / 4 - 1;
-            const int length = bases[number] + take_low(in, more);
-            const int distance = take_symbol(in, distances);
-            if (distance < 0 || distance > 29) {
-                good = false;
-                break;
-            }
-            const int back = starts[distance] + take_low(in, distance < 4 ? 0 : distance / 2 - 1);
-            good = back <= done && length <= size - done && in.left >= 0;
-            for (int i = 0; good && i < length; ++i, ++done) out[done] = out[done - back];
-        }
-    }
-    flags[blockIdx.x] = !(good && last && done == size && in.left >= 0);
+    Deflate stream = {{}, &literals, &distances, lengths, (unsigned char *)part.target,
+                      size, 0, false, false, true};
+    stream.in.start(part);
+    decode(stream, chunk);
+    if (!threadIdx.x)
+        flags[blockIdx.x] =
+            !(stream.good && stream.last && stream.done == size && stream.in.left() >= 0);
 }
 
 // Compare the Adler-32 checksums (RFC 1950) of decoded tiles. blockIdx.x is the tile; targets: the

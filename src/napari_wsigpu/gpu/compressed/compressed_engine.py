@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 LZW, DEFLATE, PACKBITS, ZSTD = "LZW", "deflate", "PackBits", "zstd"
 # Kernel of each, and the threads that decode a tile.
 KERNELS = {
-    LZW: ("decode_lzw", 1),
-    DEFLATE: ("decode_deflate", 1),
+    LZW: ("decode_lzw", 32),
+    DEFLATE: ("decode_deflate", 32),
     PACKBITS: ("decode_packbits", 32),
     ZSTD: ("decode_zstd", 32),
 }
@@ -33,8 +33,11 @@ PART = row_type("u8 source, u8 target, i8 length")
 CHECKING, THREADS = 256, 128
 # Bytes of the longest row of floating-point samples whose predictor is undone.
 MOST_ROW = 1 << 15
+# Matches that are decoded before they are copied, and bytes that a thread copies for one.
+OF_MATCHES = {"CHUNK": 32, "LONG": 64}
 # Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951), and of tables for deflate.
 CONSTANTS = {
+    **OF_MATCHES,
     "CODES": 4096,
     "CLEAR": 256,
     "END": 257,
@@ -44,18 +47,15 @@ CONSTANTS = {
     "LONGEST": 15,
     "MOST_SYMBOLS": 288,
     "QUICK": 10,
-    "SYMBOL_BITS": 9,
     "CHECKING": CHECKING,
     "MOST_ROW": MOST_ROW,
 }
 # Numbers of zstd (RFC 8878): bytes of the largest block, and bits of the longest Huffman code.
-# Sequences that are decoded before they are executed, and bytes that a thread copies for one.
 MOST_BLOCK = 1 << 17
 OF_ZSTD = {
+    **OF_MATCHES,
     "MOST_BLOCK": MOST_BLOCK,
     "LONGEST_CODE": 11,
-    "CHUNK": 32,
-    "LONG": 64,
     "THREADS_OF_FRAME": KERNELS[ZSTD][1],
 }
 WORD = 16  # bytes
@@ -67,7 +67,8 @@ def programs() -> tuple[str, ...]:
     folder = resources.files("napari_wsigpu.gpu.compressed")
     sources = {"compressed.cu": CONSTANTS, "zstd.cu": OF_ZSTD}
     return tuple(
-        preamble(numbers, {"Part": PART}) + folder.joinpath(name).read_text("utf-8")
+        preamble(numbers, {"Part": PART})
+        + "".join(folder.joinpath(each).read_text("utf-8") for each in ("matches.cu", name))
         for name, numbers in sources.items()
     )
 

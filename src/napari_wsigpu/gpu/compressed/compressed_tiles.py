@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FRAME, UNUSUAL = b"\x28\xb5\x2f\xfd", 0b1111
 # Bytes of zlib's header and checksum (RFC 1950).
 ZLIB_HEADER, ZLIB_CHECKSUM = 2, 4
-SHORTEST = 8
+SHORTEST, LONGEST = 8, 1 << 27  # bytes of a stream; kernels count its bits in 32 bits
 
 
 class CompressedTiles:
@@ -60,8 +60,8 @@ class CompressedTiles:
         """Choose from the first `count` tiles those that the device can decode."""
         starts, lengths = batch.starts[0, :count], batch.lengths[0, :count]
         encoded = np.frombuffer(batch.view, np.uint8)
-        long = lengths >= SHORTEST
-        # Tiles that are too short are never looked at; all others have these bytes.
+        long = (lengths >= SHORTEST) & (lengths < LONGEST)
+        # Tiles of other sizes are never looked at; all others have these bytes.
         places = np.where(long, starts, 0)[:, None] + np.arange(SHORTEST)
         good = long.copy()
         if long.any():

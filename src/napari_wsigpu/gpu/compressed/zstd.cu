@@ -1,7 +1,7 @@
 // A kernel for Zstandard frames (RFC 8878), a block of threads per tile: the first thread reads
 // headers, tables and sequences, four threads read the streams of Huffman codes, and all of them
 // execute sequences: as many at once as do not depend on each other.
-// `compressed_engine.py` puts the definition of Part and the constants before this text.
+// `compressed_engine.py` puts the definition of Part, the constants and `matches.cu` before this.
 
 typedef unsigned long long Word;
 
@@ -161,12 +161,9 @@ static __device__ const short MATCH_NORM[53] = {
 
 enum { RAW, SAME, COMPRESSED, REPEATED };  // kinds of blocks, literals and tables
 
-// literals, match: bytes to copy from the literals and from what was decoded; from, to: where they
-// are among the literals and in the tile; offset: distance to the match.
-struct Sequence {
-    int literals, match, from, to;
-    unsigned int offset;
-    bool done;
+// A match, and the literals before it: their number, and where they are among all literals.
+struct Sequence : Match {
+    int literals, from;
 };
 
 // A frame that a block of threads decodes. The first thread changes it, while the others wait.
@@ -192,6 +189,7 @@ struct Frame {
     // threads execute it together.
     int sequences, ready;
     bool long_one;
+    unsigned int copied;
     Sequence chunk[CHUNK];
 
     __device__ int left() const { return end - at; }
@@ -401,11 +399,12 @@ struct Frame {
         unsigned int recent = offsets[0], second = offsets[1], third = offsets[2];
         int place = done, from = used;
         long_one = false;
+        copied = 0;
         for (ready = 0; ready < CHUNK && sequences && !long_one; ++ready, --sequences) {
             Sequence found;
             const int code = offset.symbol(), lengths = match.symbol(), run = literal.symbol();
             unsigned int value = (1u << code) + bits.take(code);
-            found.match = MATCH_BASES[lengths] + bits.take(MATCH_BITS[lengths]);
+            found.length = MATCH_BASES[lengths] + bits.take(MATCH_BITS[lengths]);
             found.literals = LITERAL_BASES[run] + bits.take(LITERAL_BITS[run]);
             if (value > 3) {
                 value -= 3;
@@ -422,22 +421,20 @@ struct Frame {
                 if (value > 1) second = recent;
                 value = chosen;
             }
-            found.offset = recent = value;
+            found.back = recent = value;
             if (sequences > 1) {
                 literal.advance(bits);
                 match.advance(bits);
                 offset.advance(bits);
             }
             found.from = from;
-            found.to = place;
-            found.done = false;
+            found.to = place + found.literals;
             if (bits.left < 0 || !value || found.literals > literal_count - from ||
-                found.match > limit - place - found.literals ||
-                value > (unsigned int)(place + found.literals))
+                found.length > limit - found.to || value > (unsigned int)found.to)
                 return false;
             from += found.literals;
-            place += found.literals + found.match;
-            long_one = max(found.literals, found.match) > LONG;
+            place = found.to + found.length;
+            long_one = max(found.literals, found.length) > LONG;
             chunk[ready] = found;
         }
         done = place;
@@ -449,55 +446,26 @@ struct Frame {
     }
 };
 
-// Copy bytes; `threads` threads, of which this is number `me`, share the work. Every `period` bytes,
-// the source starts again.
-static __device__ void copy(unsigned char *to, const unsigned char *from, unsigned int count,
-                            unsigned int period, int me, int threads) {
-    for (unsigned int i = me; i < count; i += threads) to[i] = from[i < period ? i : i % period];
-}
-
 static __device__ void copy_literals(const Frame &frame, unsigned char *to, int from, int count,
                                      int me, int threads) {
     const bool same = frame.literal_kind == SAME;
     copy(to, frame.literals + (same ? 0 : from), count, same ? 1 : count, me, threads);
 }
 
-static __device__ void copy_match(const Frame &frame, const Sequence &found, int me, int threads) {
-    unsigned char *const to = frame.out + found.to + found.literals;
-    copy(to, to - found.offset, found.match, found.offset, me, threads);
-}
-
 // Execute the sequences in `chunk` (3.1.1.4); all threads take part.
 static __device__ void execute(Frame &frame) {
-    const int me = threadIdx.x, threads = blockDim.x, count = frame.ready - frame.long_one;
-    for (int i = me; i < count; i += threads) {
+    const int me = threadIdx.x, threads = blockDim.x, few = frame.ready - frame.long_one;
+    for (int i = me; i < few; i += threads) {
         const Sequence &found = frame.chunk[i];
-        copy_literals(frame, frame.out + found.to, found.from, found.literals, 0, 1);
-    }
-    __syncthreads();
-    for (int executed = 0; executed < count;) {
-        // All bytes before this one are decoded.
-        const Sequence &next = frame.chunk[executed];
-        const int frontier = next.to + next.literals;
-        for (int i = me; i < count; i += threads) {
-            Sequence &found = frame.chunk[i];
-            const int to = found.to + found.literals;
-            if (!found.done && min(to, to - (int)found.offset + found.match) <= frontier) {
-                copy_match(frame, found, 0, 1);
-                found.done = true;
-            }
-        }
-        __syncthreads();
-        while (executed < count && frame.chunk[executed].done) ++executed;
-        __syncthreads();
+        unsigned char *const to = frame.out + found.to - found.literals;
+        copy_literals(frame, to, found.from, found.literals, 0, 1);
     }
     if (frame.long_one) {
-        const Sequence &found = frame.chunk[count];
-        copy_literals(frame, frame.out + found.to, found.from, found.literals, me, threads);
-        __syncthreads();
-        copy_match(frame, found, me, threads);
+        const Sequence &found = frame.chunk[few];
+        unsigned char *const to = frame.out + found.to - found.literals;
+        copy_literals(frame, to, found.from, found.literals, me, threads);
     }
-    __syncthreads();
+    copy_matches(frame.out, frame.chunk, frame.ready, frame.long_one, &frame.copied);
 }
 
 // Decode what follows the header of a block's literals.
