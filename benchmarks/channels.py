@@ -180,7 +180,7 @@ class Window:
     @property
     def decoded(self) -> int:
         """Tiles decoded so far."""
-        return int(self.slide.stats()["decoded"]["cpu"])
+        return sum(self.slide.stats()["decoded"].values())
 
     def move(self, pose: Pose | None, limits: float = 0.0) -> tuple[float, float | None]:
         """Move the camera, or change limits; return the seconds until the first and exact frame."""

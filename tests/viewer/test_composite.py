@@ -9,6 +9,7 @@ import tifffile
 from napari_wsigpu import wait
 from napari_wsigpu.display import composite_source
 from napari_wsigpu.display.source import hatched
+from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer.drawing import slice_request
@@ -75,6 +76,27 @@ def test_a_device_keeps_the_tiles_of_one_composite(viewer, layer, host_gpu):
         assert display_of(layer).exact
     assert tiles_kept(tiles) == kept
     assert_shown(layer, slide)
+
+
+@pytest.mark.parametrize("layer", ["a device"], indirect=True)
+def test_a_device_decodes_tiles_of_all_channels_together(layer, monkeypatch):
+    slide, batches = slide_of(layer), []
+    schedule = NvImageCodecDecoder.schedule
+
+    def counted(decoder, batch, *arguments, **options):
+        batches.append(len(batch))
+        return schedule(decoder, batch, *arguments, **options)
+
+    wait(layer)
+    slide.clear_cache()
+    monkeypatch.setattr(NvImageCodecDecoder, "schedule", counted)
+    tiles = slide.displayed_on_device().tiles
+    images = [image for image, _ in slide._channel_reader.sources(0, [0, 2, 3])]
+    for places in ([(0, 0), (2, 2)], [(0, 0), (1, 1), (2, 2)]):
+        tiles.decode(images, places)
+    assert batches == [6, 3]
+    assert all(tiles.read(image, places) == set() for image in images)
+    assert batches == [6, 3]
 
 
 def tiles_kept(tiles):

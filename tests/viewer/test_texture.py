@@ -194,6 +194,7 @@ def test_scenes_look_the_same_with_interop_and_without(viewer, gpu, scene):
 
 def test_pixels_are_copied_to_the_host_only_on_access(viewer, host_gpu, monkeypatch):
     layer = opened(viewer, "cuda")
+    settle()  # the overview may be copied in the background
     pixels = layer._slice.image.raw
     assert isinstance(pixels, DevicePixels)
     copied = []

@@ -190,10 +190,14 @@ class DeviceComposite(CompositeSource):
         """
         tiles = {(key.row, key.column): key for key in keys}
         number, composed = keys[0].image, self.tiles
-        visible, read = composed.settings.visible, self.stored.tiles.read
-        found = self.channels.each(number, visible, partial(read, places=[*tiles]))
+        visible, stored, places = composed.settings.visible, self.stored.tiles, [*tiles]
+        sources = self.channels.sources(number, visible)
+        if sources:
+            images = [image for image, _ in sources]
+            self.channels.guarded(partial(stored.decode, images, places))
+        found = self.channels.each(number, visible, partial(stored.read, places=places))
         failed = set[tuple[int, int]]().union(*found)
-        composed.compose(number, tiles.keys() - failed, self.channels.sources(number, visible))
+        composed.compose(number, tiles.keys() - failed, sources)
         return {key: tile not in failed for tile, key in tiles.items()}
 
     def _decoded(self, number: int, tiles: Collection[Tile]) -> Collection[Tile]:

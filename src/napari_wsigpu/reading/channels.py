@@ -137,7 +137,7 @@ class ChannelReader:
     log : TileLog
         Knows which tiles are damaged.
     guarded : callable
-        Runs a function while keeping the slide open.
+        Runs a function while keeping the slide open; kept as an attribute.
     """
 
     _slide: int
@@ -145,7 +145,7 @@ class ChannelReader:
     _images: Mapping[tuple[int, int], PyramidLevel]
     _reader: RegionReader
     _log: TileLog
-    _guarded: Callable[[Callable[[], Result]], Result]
+    guarded: Callable[[Callable[[], Result]], Result]
 
     def bytes_per_pixel(self, channels: Sequence[int]) -> int:
         """Return how many bytes the cached tiles of some channels take for each pixel."""
@@ -174,7 +174,7 @@ class ChannelReader:
         """
         found: list[Array] = []
         for image, shown in self.sources(number, channels):
-            pixels = self._guarded(partial(self._reader.read, image, regions, options))[0]
+            pixels = self.guarded(partial(self._reader.read, image, regions, options))[0]
             found += (pixels[..., channel] for channel in shown)
         return found
 
@@ -204,7 +204,7 @@ class ChannelReader:
     ) -> list[Result]:
         """Call ``read(image)`` for each image that holds some of the channels, concurrently."""
         images = [image for image, _ in self.sources(number, channels)]
-        return self._guarded(lambda: self._reader.each(images, read))
+        return self.guarded(lambda: self._reader.each(images, read))
 
     def cached_tiles(
         self, number: int, tiles: Collection[Tile], channels: Sequence[int]

@@ -13,8 +13,10 @@ from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.device.interfaces import TileFormat
 from napari_wsigpu.gpu.device.kernel_tables import PASTE
 from napari_wsigpu.gpu.device.switching import prompt_switching
+from napari_wsigpu.gpu.jpeg.jpeg_stacks import JpegStreams
 from napari_wsigpu.gpu.transfer.device_tiles import Reserved
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
+from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
 
 if TYPE_CHECKING:
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg.gpu_batch import GpuBatch
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.gpu.transfer.device_tiles import DeviceTiles
-    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType, Integers
-    from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType, Integers, Mask
+    from napari_wsigpu.model.layout import LevelLayout, TileGrid
     from napari_wsigpu.reading.executor import Batch
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Pastes, ReadOptions, ReadPlan
@@ -189,6 +190,84 @@ class DeviceBackend:
         check(self.parts, failures, plans, options)
         return pixels
 
+    def decode(self, numbers: Sequence[int], tiles: Integers) -> None:
+        """Decode whole tiles of images to the cache; those of images stored alike in one batch.
+
+        Tiles that are cached or not in the file are left out, and so are those for which the device
+        has no memory. The log lists those that fail.
+
+        Parameters
+        ----------
+        numbers : sequence of int
+            Numbers of the images, which have the same grid.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each tile.
+        """
+        image = self.parts.images[numbers[0]]
+        stacked = isinstance(self.decoder.preparer(image), JpegStreams)
+        alike = all(self.parts.images[number].encoding == image.encoding for number in numbers)
+        try:
+            for some in [numbers] if alike and not stacked else [[each] for each in numbers]:
+                wanted = np.array([self._wanted(number, tiles) for number in some])
+                absent = int(wanted.sum())
+                self.parts.log.count(tiles_asked=wanted.size, cache_hits=wanted.size - absent)
+                if absent:
+                    with prompt_switching(), self.worker.turn.taken():
+                        self.work(partial(self._decode, some, tiles, wanted))
+        except MemoryError:
+            pass
+        finally:
+            if self._released:
+                self.release()
+
+    def _decode(
+        self, numbers: Sequence[int], tiles: Integers, wanted: Mask, stream: Stream
+    ) -> None:
+        which, index = np.nonzero(wanted)
+        image = self.parts.images[numbers[0]]
+        most = max(1, LIMITS.pixel_bytes // image.tile_bytes)
+        while len(which):
+            reserved = self.tiles.reserve(
+                tile_format(image), image.tile_bytes, min(most, len(which))
+            )
+            taken = len(reserved.indices)
+            some, places = which[:taken], tiles[index[:taken]]
+            which, index = which[taken:], index[taken:]
+            parts = [(number, some == at) for at, number in enumerate(numbers)]
+            try:
+                if len(numbers) == 1:
+                    encoded = self.encoded(image, places)
+                else:
+                    ranges = [self._grid(number).ranges(*places[own].T) for number, own in parts]
+                    encoded = self._joined(image, places, *np.concatenate(ranges, 2))
+                buffer = encoded.view
+                pending = self.decoder.schedule(
+                    encoded, reserved.slots, lambda _: None, stream, at_once=False
+                )
+                failed = self._wait(pending, image, taken)
+                kept = np.ones(taken, np.bool_)
+                kept[list(failed)] = False
+                for number, own in parts:
+                    self._keep(reserved, number, places, own & kept)
+            finally:
+                self.tiles.unpin(reserved)
+            self.worker.release_buffer(buffer)
+            keys = {
+                TileKey(self.parts.number, numbers[some[at]], *places[at].tolist()): reason
+                for at, reason in failed.items()
+            }
+            self.parts.log.record_failures(keys, report=True)
+
+    def _wanted(self, number: int, tiles: Integers) -> Mask:
+        """Return the mask of an image's tiles that are in the file but not in the cache."""
+        reserved, here = self.tiles.find(self.parts.number, number, tiles)
+        if reserved is not None:
+            self.tiles.unpin(reserved)
+        return ~here & (self._grid(number).ranges(*tiles.T)[1] > 0).any(axis=0)
+
+    def _grid(self, number: int) -> TileGrid:
+        return self.parts.images[number].grid
+
     def send(self, pixels: Array, out: DeviceArray = None, stream: AnyStream = None) -> AnyArray:
         """Copy host pixels to a device array.
 
@@ -339,12 +418,18 @@ class DeviceBackend:
         if stacked is not None:
             self.parts.log.count(bytes_read=int(stacked.stacked.scans["length"].sum()))
             return stacked
-        offsets, lengths = image.grid.ranges(*tiles.T)
+        return self._joined(image, tiles, *image.grid.ranges(*tiles.T))
+
+    def _joined(
+        self, image: LevelLayout, tiles: Integers, offsets: Integers, lengths: Integers
+    ) -> EncodedBatch:
+        """Read the ranges of tiles, in arrays of shape (planes, tiles), into one buffer."""
         with self.worker.turn.lent():
-            joined = source.read_joined(
+            joined = self.parts.source.read_joined(
                 offsets.ravel(), lengths.ravel(), self.worker.acquire_buffer
             )
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
+        background = self.parts.layout.background
         return EncodedBatch.from_joined(image, tiles, joined, lengths, background)
 
     def _cancel(self, reserved: Reserved, pending: GpuBatch) -> None:
@@ -355,34 +440,39 @@ class DeviceBackend:
         self, batch: Batch[DeviceCanvas], reserved: Reserved, pending: GpuBatch, buffer: memoryview
     ) -> dict[int, str]:
         """Wait for a batch and cache its tiles; return why tiles failed, by index."""
-        image, log = batch.image, self.parts.log
         try:
-            try:
-                failed = pending.wait()
-            except BaseException:
-                # The GPU must not write to the slots once they are unpinned below.
-                pending.cancel()
-                raise
-            # Once a comparison with the CPU fails, none of the GPU's tiles can be trusted.
-            if self.decoder.verifier.reason is not None and not self._distrusted:
-                self._distrusted = True
-                self.forget_tiles()
-            kept, places = batch.kept, batch.places
-            if failed:
-                kept[list(failed)] = False
-            stays = reserved
-            if not kept.all():
-                stays, places = Reserved(reserved.pool, reserved.indices[kept]), places[kept]
-            if len(places):
-                size = image.grid.rows, image.grid.columns
-                self.tiles.keep(stays, self.parts.number, batch.plan.image, size, places)
+            failed = self._wait(pending, batch.image, len(batch.tiles))
+            kept = batch.kept
+            kept[list(failed)] = False
+            self._keep(reserved, batch.plan.image, batch.places, kept)
         finally:
             self.tiles.unpin(reserved)
         self.worker.release_buffer(buffer)
-        count, by_cpu = len(batch.tiles), pending.on_cpu
+        return {int(batch.tiles[index]): reason for index, reason in failed.items()}
+
+    def _wait(self, pending: GpuBatch, image: LevelLayout, count: int) -> dict[int, str]:
+        """Wait for a batch of `count` tiles; return why tiles failed, by index."""
+        try:
+            failed = pending.wait()
+        except BaseException:
+            # The GPU must not write to the slots once they are unpinned.
+            pending.cancel()
+            raise
+        # Once a comparison with the CPU fails, none of the GPU's tiles can be trusted.
+        if self.decoder.verifier.reason is not None and not self._distrusted:
+            self._distrusted = True
+            self.forget_tiles()
+        log, by_cpu = self.parts.log, pending.on_cpu
         log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=count - by_cpu)
         log.count(bytes_decoded=(count - len(failed)) * image.tile_bytes)
-        return {int(batch.tiles[index]): reason for index, reason in failed.items()}
+        return failed
+
+    def _keep(self, reserved: Reserved, number: int, places: Integers, kept: Mask) -> None:
+        """Register those tiles of an image that are to be cached."""
+        if kept.any():
+            some, grid = Reserved(reserved.pool, reserved.indices[kept]), self._grid(number)
+            size = grid.rows, grid.columns
+            self.tiles.keep(some, self.parts.number, number, size, places[kept])
 
     def _check(self, out: DeviceArray) -> None:
         if out is not None and not self.device.is_own(out):

@@ -14,7 +14,6 @@ from napari_wsigpu.gpu.device.interfaces import TileFormat
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.device import fill_channels, tile_format
 from napari_wsigpu.reading.plan import ReadOptions, Regions
-from napari_wsigpu.reading.planning import plan_regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -246,15 +245,19 @@ class TilesOnDevice(DrawableTiles):
         # mosaics and tiles that the device can't decode.
         if image.computed:
             self._halve(number, self._absent(number, places))
-        elif not image.parts:
-            regions = Regions.of(image.tile_rect(*place) for place in places)
-            plans = plan_regions(number, self._parts.images, regions)
-            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False)
+        else:
+            self.decode([number], places)
         absent = self._absent(number, places)
         absent -= self._failed(number, absent)
         if absent:
             self._send(number, self._read_to_host(number, sorted(absent)))
         return self._failed(number, self._absent(number, places))
+
+    def decode(self, numbers: Sequence[int], places: Sequence[Tile]) -> None:
+        """Decode tiles that images with the same grid store, if the device can, in one batch."""
+        image = self._parts.images[numbers[0]]
+        if not image.computed and not image.parts:
+            self.backend.decode(numbers, np.array(places, np.int64).reshape(-1, 2))
 
     def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
         tiles = np.array(list(places), np.int64).reshape(-1, 2)
