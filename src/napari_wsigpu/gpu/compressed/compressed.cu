@@ -223,15 +223,20 @@ static __device__ unsigned int entry_of(int symbol, int length, int kind) {
     return value << 16 | type << 9 | more << 5 | length;
 }
 
-// A Huffman code. quick: the entry for the next bits; 0 for longer codes, which `counts` of each
-// length and the symbols in their order describe.
+// A Huffman code. quick: the entry for the next BITS bits; 0 for longer codes, which `counts` of
+// each length and the symbols in their order describe.
+template <int BITS, int MOST_SYMBOLS>
 struct Code {
-    unsigned int quick[1 << QUICK];
+    unsigned int quick[1 << BITS];
     unsigned short counts[LONGEST + 1], symbols[MOST_SYMBOLS];
 };
+typedef Code<10, 288> Literals;
+typedef Code<8, 32> Distances;
 
 // Return whether the lengths form a code: a complete one, or a single code of one bit.
-static __device__ bool make_code(Code &code, const unsigned char *lengths, int count, int kind) {
+template <int BITS, int MOST_SYMBOLS>
+static __device__ bool make_code(Code<BITS, MOST_SYMBOLS> &code, const unsigned char *lengths,
+                                 int count, int kind) {
     unsigned short offsets[LONGEST + 1], firsts[LONGEST + 1];
     for (int i = 0; i <= LONGEST; ++i) code.counts[i] = 0;
     for (int i = 0; i < count; ++i) ++code.counts[lengths[i]];
@@ -247,23 +252,24 @@ static __device__ bool make_code(Code &code, const unsigned char *lengths, int c
         offset += code.counts[i];
     }
     if (left > 0 && count - code.counts[0] != code.counts[1]) return false;
-    for (int i = 0; i < 1 << QUICK; ++i) code.quick[i] = 0;
+    for (int i = 0; i < 1 << BITS; ++i) code.quick[i] = 0;
     for (int i = 0; i < count; ++i) {
         const int length = lengths[i];
         if (!length) continue;
         code.symbols[offsets[length]++] = i;
         int forward = firsts[length]++, reversed = 0;
-        if (length > QUICK) continue;
+        if (length > BITS) continue;
         for (int k = 0; k < length; ++k, forward >>= 1) reversed = 2 * reversed + (forward & 1);
         const unsigned int entry = entry_of(i, length, kind);
-        for (; reversed < 1 << QUICK; reversed += 1 << length) code.quick[reversed] = entry;
+        for (; reversed < 1 << BITS; reversed += 1 << length) code.quick[reversed] = entry;
     }
     return true;
 }
 
 // Return the entry of a code that may be too long for `quick`.
-static __device__ __noinline__ unsigned int find_long(const Code &code, unsigned int bits,
-                                                      int kind) {
+template <int BITS, int MOST_SYMBOLS>
+static __device__ __noinline__ unsigned int find_long(const Code<BITS, MOST_SYMBOLS> &code,
+                                                      unsigned int bits, int kind) {
     int value = 0, first = 0, index = 0;
     for (int length = 1; length <= LONGEST; ++length, bits >>= 1) {
         value |= bits & 1;
@@ -278,8 +284,10 @@ static __device__ __noinline__ unsigned int find_long(const Code &code, unsigned
 }
 
 // Return the entry of the code in the next bits, which stay.
-static __device__ __forceinline__ unsigned int find(const Code &code, const LowBits &in, int kind) {
-    const unsigned int next = in.bits, entry = code.quick[next & ((1 << QUICK) - 1)];
+template <int BITS, int MOST_SYMBOLS>
+static __device__ __forceinline__ unsigned int find(const Code<BITS, MOST_SYMBOLS> &code,
+                                                    const LowBits &in, int kind) {
+    const unsigned int next = in.bits, entry = code.quick[next & ((1 << BITS) - 1)];
     return entry ? entry : find_long(code, next, kind);
 }
 
@@ -295,7 +303,8 @@ static __device__ __forceinline__ int take_value(LowBits &in, unsigned int entry
 
 struct Deflate {
     LowBits in;
-    Code *literals, *distances;
+    Literals *literals;
+    Distances *distances;
     unsigned char *lengths, *out;
     int size, done;
     // Whether a block of codes is being decoded and is the last one, and the stream is sound so far.
@@ -401,7 +410,8 @@ struct Deflate {
 
 // Decode deflate, one stream per block of threads. size, flags: as for LZW.
 extern "C" __global__ void decode_deflate(const Part *parts, int size, int *flags) {
-    __shared__ Code literals, distances;
+    __shared__ Literals literals;
+    __shared__ Distances distances;
     __shared__ unsigned char lengths[320];
     __shared__ Chunk chunk;
     const Part part = parts[blockIdx.x];

@@ -35,7 +35,7 @@ CHECKING, THREADS = 256, 128
 MOST_ROW = 1 << 15
 # Matches that are decoded before they are copied, and bytes that a thread copies for one.
 OF_MATCHES = {"CHUNK": 32, "LONG": 64}
-# Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951), and of tables for deflate.
+# Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951).
 CONSTANTS = {
     **OF_MATCHES,
     "CODES": 4096,
@@ -45,8 +45,6 @@ CONSTANTS = {
     "LAST_WIDTH": 12,
     "ADLER": 65521,
     "LONGEST": 15,
-    "MOST_SYMBOLS": 288,
-    "QUICK": 10,
     "CHECKING": CHECKING,
     "MOST_ROW": MOST_ROW,
 }
