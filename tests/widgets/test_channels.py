@@ -214,6 +214,27 @@ def test_the_status_bar_states_the_values_of_visible_channels(layer):
     assert "CD3" not in outside["value"]
 
 
+def test_a_new_group_shows_its_values_under_a_resting_mouse(viewer, layer):
+    pixels = tifffile.imread(slide_of(layer).path)
+    # Instead of the thread that a shown window has.
+    viewer.cursor.events.position.connect(viewer.update_status_from_cursor)
+    viewer.mouse_over_canvas = True
+    viewer.cursor.position = tuple(np.array([700, 900]) * layer.scale)
+    for index, name in ((1, "CD3"), (4, "AF")):
+        show_composite(layer, shown_composite(layer).showing([index]))
+        assert viewer.status["coordinates"].endswith(f": {name} {pixels[index, 700, 900]}")
+
+
+def test_a_hidden_composite_is_stated_and_not_split_again(layer, dock):
+    click(dock.split)
+    assert "The composite is hidden" in dock.note.value
+    assert not dock.split.native.isEnabled()
+    assert dock.auto.native.isEnabled()
+    layer.visible = True
+    assert not dock.note.native.isVisible()
+    assert dock.split.native.isEnabled()
+
+
 def test_channels_are_split_into_layers(viewer, layer, dock):
     click(dock.split)
     names = [each.name for each in viewer.layers]

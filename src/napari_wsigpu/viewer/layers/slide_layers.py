@@ -23,7 +23,7 @@ from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.layers.label_layers import label_layers
 from napari_wsigpu.viewer.layers.placement import placement_of
 from napari_wsigpu.viewer.layers.stack_axes import along_planes, stacked
-from napari_wsigpu.viewer.napari_internals import open_viewers, unwrapped
+from napari_wsigpu.viewer.napari_internals import open_viewers, renew_status, unwrapped
 from napari_wsigpu.viewer.window.renderer import is_drawn_by_software
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def show_composite(layer: Layer, settings: Composite) -> None:
         source.view.settings = slide.composite(settings=settings)
         for each in {layer, *_sharing(source.view)}:
             each.refresh()
+        for viewer in open_viewers():
+            renew_status(viewer)
 
 
 def _sharing(view: CompositeView) -> list[Layer]:

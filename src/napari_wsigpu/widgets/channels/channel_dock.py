@@ -73,6 +73,7 @@ NO_GROUP = -1  # the visible channels are not a group
 NO_SLIDE = "Open a slide to choose its channels."
 SEPARATE = "Each channel of this slide is a layer; napari's layer controls change them."
 NO_CHANNELS = "This slide is RGB; it has no channels to choose."
+HIDDEN = "The composite is hidden; click the eye of its layer to show it."
 
 
 class _List(QListWidget):  # type: ignore[misc]
@@ -179,9 +180,10 @@ class Channels(SlideDock):
             return
         assert slide is not None
         assert self.layer is not None
-        self.note.say("")
-        # A key changes the composite too. napari disconnects the method when the dock is deleted.
+        # A key changes the composite too. napari disconnects methods when the dock is deleted.
         self.layer.events.set_data.connect(self._on_drawn)
+        self.layer.events.visible.connect(self._on_visible)
+        self._clear_note()
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
         with self._filling():
             self.list.native.clear()
@@ -201,11 +203,26 @@ class Channels(SlideDock):
             self._wanted.pop(layer, None)  # a key has changed it since
             self._fill(shown)
 
+    def _on_visible(self) -> None:
+        composite = self.composite
+        if composite is not None:
+            self._clear_note()
+            self._fill(composite)
+
+    @property
+    def _is_hidden(self) -> bool:
+        return self.layer is not None and not self.layer.visible
+
+    def _clear_note(self) -> None:
+        """Say only if the layer is hidden, as no change that the dock makes shows then."""
+        self.note.say(HIDDEN if self._is_hidden else "")
+
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
         self._filled = shown_composite(self.layer)
         for each in (self.add, self.auto, self.split):
             each.enabled = bool(composite.visible)
+        self.split.enabled &= not self._is_hidden  # its channels would be added again
         with self._filling():
             for row, style in enumerate(composite.channels):
                 item = self.list.native.item(row)
@@ -280,7 +297,7 @@ class Channels(SlideDock):
 
     def _show(self, composite: Composite) -> None:
         """Change the layer, after channels whose limits are unknown have been read."""
-        self.note.say("")
+        self._clear_note()
         if self.layer is not None:
             self._show_on(self.layer, composite)
 
@@ -416,7 +433,7 @@ class Channels(SlideDock):
         except SlideError as error:
             self.note.say(str(error))
         else:
-            self.note.say("")
+            self._clear_note()
             say_saved(path, None)
 
     def _invert(self, inverted: bool) -> None:
