@@ -214,6 +214,25 @@ def test_the_status_bar_states_the_values_of_visible_channels(layer):
     assert "CD3" not in outside["value"]
 
 
+def test_automatic_limits_are_those_of_the_shown_plane(viewer, tmp_path, qtbot):
+    pixels = np.random.default_rng(3).integers(0, 1000, (2, 5, 300, 400), np.uint16)
+    pixels[1] += 5000
+    path = tmp_path / "stack.ome.tif"
+    axes = {"axes": "ZCYX", "Channel": {"Name": list("abcde")}}
+    tifffile.imwrite(path, pixels, metadata=axes, tile=(128, 128), photometric="minisblack")
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    dock = open_dock(viewer, "Channels")
+    for plane, low in ((1, 5000), (0, 0)):
+        viewer.dims.set_point(0, plane)
+        click(dock.auto)
+        qtbot.waitUntil(
+            lambda low=low: low <= shown_composite(layer).channels[0].window[0] < low + 100
+        )
+    viewer.dims.set_point(0, 1)
+    dock.list.native.setCurrentRow(3)
+    qtbot.waitUntil(lambda: dock.histogram.native.range[0] >= 5000)
+
+
 def test_a_new_group_shows_its_values_under_a_resting_mouse(viewer, layer):
     pixels = tifffile.imread(slide_of(layer).path)
     # Instead of the thread that a shown window has.

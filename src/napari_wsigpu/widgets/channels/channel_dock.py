@@ -31,6 +31,7 @@ from napari_wsigpu.viewer.layers.slide_layers import (
     shown_groups,
     slide_of,
 )
+from napari_wsigpu.viewer.layers.stack_axes import shown_plane
 from napari_wsigpu.viewer.window.saving import (
     ask_for_file,
     ask_where_to_save,
@@ -276,7 +277,7 @@ class Channels(SlideDock):
         if self._is_filling or slide is None or composite is None or row < 0:
             return
         self.jobs.drop(self.histogram)
-        work = partial(slide.channel_overview, row)
+        work = partial(_overview, slide, self._plane(self.layer, slide), row)
         done = partial(self._show_values, row)
         self.jobs.start("Reading a channel", slide, work, done, self.note.say, self.histogram)
 
@@ -322,9 +323,13 @@ class Channels(SlideDock):
         """Read the limits of channels of a layer off the main thread, and then set them."""
         slide = slide_of(layer)
         if slide is not None:
-            work, done = partial(_limits, slide, channels), partial(self._set_limits, layer)
-            failed = partial(self._give_up, layer)
+            work = partial(_limits, slide, self._plane(layer, slide), channels)
+            done, failed = partial(self._set_limits, layer), partial(self._give_up, layer)
             self.jobs.start("Reading channels", slide, work, done, failed, owner)
+
+    def _plane(self, layer: Layer | None, slide: Slide) -> dict[str, int]:
+        """Return the plane of a slide that the viewer shows."""
+        return {} if layer is None else shown_plane(self.viewer, layer, slide)
 
     def _set_limits(self, layer: Layer, limits: Mapping[int, tuple[float, float]]) -> None:
         """Set limits in the composite that the user wants now, which may have changed since."""
@@ -458,6 +463,12 @@ def _name(slider: Widget, name: str) -> None:
         part.setAccessibleName(name)
 
 
-def _limits(slide: Slide, channels: Sequence[int]) -> dict[int, tuple[float, float]]:
+def _overview(slide: Slide, plane: Mapping[str, int], channel: int) -> Array:
+    return slide.plane(**plane).channel_overview(channel)
+
+
+def _limits(
+    slide: Slide, plane: Mapping[str, int], channels: Sequence[int]
+) -> dict[int, tuple[float, float]]:
     """Return the automatic limits of channels: low and high percentiles of their values."""
-    return {index: contrast_limits(slide.channel_overview(index)) for index in channels}
+    return {index: contrast_limits(_overview(slide, plane, index)) for index in channels}
