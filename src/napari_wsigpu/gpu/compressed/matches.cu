@@ -32,13 +32,13 @@ static __device__ void copy_short(unsigned char *to, int count, int back) {
 
 // Copy up to CHUNK matches whose bytes follow each other, all threads together; everything between
 // them is in the tile. If the last one is long, the threads share its bytes. copied: shared memory
-// that is 0; bits of the matches that have been copied.
+// that is 0; bits of the matches that have been copied. Threads must have met before the call, and
+// must meet before they read the tile.
 template <typename Found>
 static __device__ void copy_matches(unsigned char *out, const Found *matches, int count,
                                     bool long_one, unsigned int *copied) {
     const int me = threadIdx.x, threads = blockDim.x, few = count - long_one;
     const unsigned int all = few == CHUNK ? ~0u : (1u << few) - 1;
-    __syncthreads();
     for (unsigned int done = 0; done != all;) {
         const int frontier = matches[__ffs(~done) - 1].to;  // all bytes before this are in the tile
         for (int i = me; i < few; i += threads) {
@@ -57,5 +57,4 @@ static __device__ void copy_matches(unsigned char *out, const Found *matches, in
         unsigned char *const to = out + found.to;
         copy(to, to - found.back, found.length, found.back, me, threads);
     }
-    __syncthreads();
 }

@@ -465,12 +465,14 @@ static __device__ void execute(Frame &frame) {
         unsigned char *const to = frame.out + found.to - found.literals;
         copy_literals(frame, to, found.from, found.literals, me, threads);
     }
+    __syncthreads();
     copy_matches(frame.out, frame.chunk, frame.ready, frame.long_one, &frame.copied);
 }
 
 // Decode what follows the header of a block's literals.
 static __device__ void decode_compressed(Frame &frame) {
     const int me = threadIdx.x, threads = blockDim.x;
+    __syncthreads();  // all threads have read `wrong`
     if (frame.literal_kind >= COMPRESSED)
         for (int i = me; i < frame.stream_count; i += threads)
             if (!frame.read_stream(i)) atomicOr(&frame.wrong, 1u);
