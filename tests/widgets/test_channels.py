@@ -16,7 +16,13 @@ from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
 from napari_wsigpu import wait
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.contributions.view_commands import next_channels
-from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
+from napari_wsigpu.viewer.layers.slide_layers import (
+    add_channel_group,
+    show_composite,
+    show_next_group,
+    shown_composite,
+    slide_of,
+)
 from napari_wsigpu.viewer.window.docks import open_dock
 from napari_wsigpu.widgets.channels import channel_dock
 from tests.viewer.shared import wait_for_layout
@@ -233,7 +239,7 @@ def test_automatic_limits_are_those_of_the_shown_plane(viewer, tmp_path, qtbot):
     qtbot.waitUntil(lambda: dock.histogram.native.range[0] >= 5000)
 
 
-def test_a_new_group_shows_its_values_under_a_resting_mouse(viewer, layer):
+def test_the_next_group_shows_its_values_under_a_resting_mouse(viewer, layer):
     pixels = tifffile.imread(slide_of(layer).path)
     # Instead of the thread that a shown window has.
     viewer.cursor.events.position.connect(viewer.update_status_from_cursor)
@@ -241,6 +247,9 @@ def test_a_new_group_shows_its_values_under_a_resting_mouse(viewer, layer):
     viewer.cursor.position = tuple(np.array([700, 900]) * layer.scale)
     for index, name in ((1, "CD3"), (4, "AF")):
         show_composite(layer, shown_composite(layer).showing([index]))
+        add_channel_group(layer, name)
+    for index, name in ((1, "CD3"), (4, "AF")):
+        show_next_group(layer)
         assert viewer.status["coordinates"].endswith(f": {name} {pixels[index, 700, 900]}")
 
 

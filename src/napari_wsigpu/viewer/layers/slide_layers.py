@@ -214,8 +214,6 @@ def show_composite(layer: Layer, settings: Composite) -> None:
         source.view.settings = slide.composite(settings=settings)
         for each in {layer, *_sharing(source.view)}:
             each.refresh()
-        for viewer in open_viewers():
-            renew_status(viewer)
 
 
 def _sharing(view: CompositeView) -> list[Layer]:
@@ -283,6 +281,8 @@ def show_next_group(layer: Layer) -> None:
         groups, shown = shown_groups(layer, composite)
         following = 0 if shown is None else (shown + 1) % len(groups)
         show_composite(layer, choose_group(layer, following, composite))
+        for viewer in open_viewers():  # a key has been pressed, so the mouse may be over a slide
+            renew_status(viewer)
 
 
 def _attributes(slide: Slide, metadata: Attributes) -> Attributes:
