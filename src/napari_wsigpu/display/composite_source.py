@@ -40,7 +40,7 @@ RGB = 3
 # Size of a pixel's sums, and the share of the cache's budget that sums may take in addition to it.
 SUMS_BYTES, PART_OF_BUDGET = 16, 4
 # Fewer visible channels are composed in less time than sums are read and written.
-MANY_CHANNELS = 16
+MANY_CHANNELS = 8
 CHANNEL_TILES = 1280  # tiles of single channels, which two cores decode in 0.4 s
 _versions = count()
 
