@@ -228,6 +228,7 @@ def test_automatic_limits_are_those_of_the_shown_plane(viewer, tmp_path, qtbot):
     tifffile.imwrite(path, pixels, metadata=axes, tile=(128, 128), photometric="minisblack")
     [layer] = viewer.open(path, plugin=PLUGIN)
     dock = open_dock(viewer, "Channels")
+    wait_for_layout(viewer)  # until then, the plugin may move the slider to the slide's plane
     for plane, low in ((1, 5000), (0, 0)):
         viewer.dims.set_point(0, plane)
         click(dock.auto)
