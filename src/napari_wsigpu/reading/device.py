@@ -260,9 +260,7 @@ class DeviceBackend:
 
     def _wanted(self, number: int, tiles: Integers) -> Mask:
         """Return the mask of an image's tiles that are in the file but not in the cache."""
-        reserved, here = self.tiles.find(self.parts.number, number, tiles)
-        if reserved is not None:
-            self.tiles.unpin(reserved)
+        here = self.tiles.holds(self.parts.number, number, tiles)
         return ~here & (self._grid(number).ranges(*tiles.T)[1] > 0).any(axis=0)
 
     def _grid(self, number: int) -> TileGrid:

@@ -91,10 +91,7 @@ class DrawableTiles:
 
     def decoded(self, number: int, tiles: Integers) -> Mask:
         """Return the mask of the tiles of a level that are in device memory now."""
-        reserved, here = self._find(number, tiles)
-        if reserved is not None:
-            self.backend.tiles.unpin(reserved)
-        return here
+        return self.backend.tiles.holds(self._parts.number, self._key(number), tiles)
 
     def draw(
         self,

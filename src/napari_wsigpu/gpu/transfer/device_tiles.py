@@ -182,6 +182,13 @@ class DeviceTiles:
             pool.used[indices] = self._clock
             return Reserved(pool, indices), here
 
+    def holds(self, slide: int, level: int, tiles: Integers) -> NDArray[np.bool_]:
+        """Return which tiles are cached now; see `find` for the parameters."""
+        reserved, here = self.find(slide, level, tiles)
+        if reserved is not None:
+            self.unpin(reserved)
+        return here
+
     def reserve(self, tile: TileFormat, tile_bytes: int, count: int) -> Reserved:
         """Pin slots for new tiles; evict other tiles if necessary.
 
