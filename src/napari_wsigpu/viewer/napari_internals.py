@@ -312,11 +312,6 @@ def open_viewers() -> list[Viewer]:
     return [] if current is None else [current]
 
 
-def renew_status(viewer: Viewer) -> None:
-    """Show the values under the mouse again, as they have changed while it rests."""
-    viewer.cursor.events.position(value=viewer.cursor.position)
-
-
 def main_window(viewer: Viewer) -> QMainWindow | None:
     """Return a viewer's window; None if it has none, or it is closed."""
     try:

@@ -23,7 +23,7 @@ from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.layers.label_layers import label_layers
 from napari_wsigpu.viewer.layers.placement import placement_of
 from napari_wsigpu.viewer.layers.stack_axes import along_planes, stacked
-from napari_wsigpu.viewer.napari_internals import open_viewers, renew_status, unwrapped
+from napari_wsigpu.viewer.napari_internals import open_viewers, unwrapped
 from napari_wsigpu.viewer.window.renderer import is_drawn_by_software
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def show_next_group(layer: Layer) -> None:
         following = 0 if shown is None else (shown + 1) % len(groups)
         show_composite(layer, choose_group(layer, following, composite))
         for viewer in open_viewers():  # a key has been pressed, so the mouse may be over a slide
-            renew_status(viewer)
+            viewer.cursor.events.position(value=viewer.cursor.position)  # renews the status bar
 
 
 def _attributes(slide: Slide, metadata: Attributes) -> Attributes:
