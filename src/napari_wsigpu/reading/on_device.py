@@ -86,9 +86,6 @@ class DrawableTiles:
         """Return the number of an image in the cache of the device."""
         return number
 
-    def _find(self, number: int, tiles: Integers) -> tuple[Reserved | None, Mask]:
-        return self.backend.tiles.find(self._parts.number, self._key(number), tiles)
-
     def decoded(self, number: int, tiles: Integers) -> Mask:
         """Return the mask of the tiles of a level that are in device memory now."""
         return self.backend.tiles.holds(self._parts.number, self._key(number), tiles)
@@ -143,7 +140,8 @@ class DrawableTiles:
             for number, tiles, parts in drawn:
                 # `DeviceTiles.find` accepts each tile once, but several parts may show one tile.
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
-                reserved, here = self._find(number, unique)
+                key = self._key(number)
+                reserved, here = self.backend.tiles.find(self._parts.number, key, unique)
                 gone.update((number, row, column) for row, column in unique[~here].tolist())
                 if reserved is None:
                     continue
