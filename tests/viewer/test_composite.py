@@ -10,7 +10,6 @@ from napari_wsigpu import wait
 from napari_wsigpu.display import composite_source
 from napari_wsigpu.display.source import hatched
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer.drawing import slice_request
 from napari_wsigpu.viewer.drawing.progressive import display_of
@@ -103,17 +102,16 @@ def tiles_kept(tiles):
     return sum((pool.owners[:, 0] >= 0).sum() for pool in tiles._pools.values())
 
 
-@pytest.mark.parametrize("layer", ["a device"], indirect=True)
-def test_a_tile_damaged_in_one_channel_is_hatched_by_a_device(viewer, layer, monkeypatch):
-    slide = slide_of(layer)
-    read = slide.displayed_on_device().tiles.read
-    second = slide._channel_reader.image_of(0, 1)[0]
-
-    def damaged(number, places):
-        return read(number, places) | ({(0, 0)} & {*places} if number == second else set())
-
-    monkeypatch.setattr(TilesOnDevice, "read", lambda _, number, places: damaged(number, places))
-    slide.clear_cache()
+def test_a_tile_damaged_in_one_channel_is_hatched_by_a_device(viewer, host_gpu, write_channels):
+    path = write_channels(5, compression="jpeg2000", size=(600, 750))[0]
+    with tifffile.TiffFile(path) as tif:
+        place = tif.pages[1].dataoffsets[0]
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(bytes(100))
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    slide_of(layer).device = "cuda"
+    wait_for_layout(viewer)
     viewer.scene.camera.zoom *= 4
     viewer.scene.camera.center = 0, 0, 0
     wait(layer)

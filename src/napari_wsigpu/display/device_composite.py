@@ -191,12 +191,14 @@ class DeviceComposite(CompositeSource):
         tiles = {(key.row, key.column): key for key in keys}
         number, composed = keys[0].image, self.tiles
         visible, stored, places = composed.settings.visible, self.stored.tiles, [*tiles]
-        sources = self.channels.sources(number, visible)
-        if sources:
-            images = [image for image, _ in sources]
+        sources, failed = self.channels.sources(number, visible), set[tuple[int, int]]()
+        images = [image for image, _ in sources]
+        if images:
             self.channels.guarded(partial(stored.decode, images, places))
-        found = self.channels.each(number, visible, partial(stored.read, places=places))
-        failed = set[tuple[int, int]]().union(*found)
+        which = np.array(places, np.int64)
+        images = [image for image in images if not stored.decoded(image, which).all()]
+        if images:
+            failed.update(*self.channels.each(images, partial(stored.read, places=places)))
         composed.compose(number, tiles.keys() - failed, sources)
         return {key: tile not in failed for tile, key in tiles.items()}
 

@@ -190,8 +190,9 @@ class ChannelReader:
         """
         found: dict[Tile, list[Array]] = {tile: [] for tile in tiles}
         damaged: set[Tile] = set()
-        read = self.each(number, channels, partial(self._reader.read_tiles, tiles=tiles))
         sources = self.sources(number, channels)
+        images = [image for image, _ in sources]
+        read = self.each(images, partial(self._reader.read_tiles, tiles=tiles))
         for (image, shown), pixels in zip(sources, read, strict=True):
             for tile in tiles:
                 found[tile] += (pixels[tile][..., channel] for channel in shown)
@@ -199,11 +200,8 @@ class ChannelReader:
                     damaged.add(tile)
         return found, damaged
 
-    def each(
-        self, number: int, channels: Sequence[int], read: Callable[[int], Result]
-    ) -> list[Result]:
-        """Call ``read(image)`` for each image that holds some of the channels, concurrently."""
-        images = [image for image, _ in self.sources(number, channels)]
+    def each(self, images: Sequence[int], read: Callable[[int], Result]) -> list[Result]:
+        """Call ``read(image)`` for several of the slide's images, concurrently."""
         return self.guarded(lambda: self._reader.each(images, read))
 
     def cached_tiles(
