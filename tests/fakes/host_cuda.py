@@ -60,6 +60,11 @@ static std::barrier<> *meeting;
 static int __clz(unsigned value) { return value ? __builtin_clz(value) : 32; }
 static int __ffsll(unsigned long long value) { return __builtin_ffsll(value); }
 static int __ffs(int value) { return __builtin_ffs(value); }
+static unsigned __brev(unsigned value) {
+    unsigned reversed = 0;
+    for (int bit = 0; bit < 32; ++bit) reversed |= (value >> bit & 1) << (31 - bit);
+    return reversed;
+}
 static int __float_as_int(float value) {
     int bits;
     memcpy(&bits, &value, sizeof bits);
@@ -214,8 +219,8 @@ class Pool:
 class Kernel:
     """One kernel of a module."""
 
-    def __init__(self, library: ctypes.CDLL, name: str, together: int) -> None:
-        self._name, self._together = name, together
+    def __init__(self, library: ctypes.CDLL, name: str, *, waits: bool) -> None:
+        self._name, self._waits = name, waits
         self._launch = getattr(library, f"launch_{name}")
         self._launch.restype = ctypes.c_longlong
         self.launched = 0
@@ -228,8 +233,8 @@ class Kernel:
             for value in arguments
         ]
         places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
-        threads = min(self._together or block[0], block[0])
-        at_once = self._together > 1 and threads > 1
+        threads = min(TOGETHER if self._waits else block[0], block[0])
+        at_once = self._waits and threads > 1
         sizes = [*grid, *[1] * (3 - len(grid)), threads, at_once]
         misaligned = self._launch(
             (ctypes.c_uint * 5)(*sizes), (ctypes.c_void_p * len(places))(*places)
@@ -264,13 +269,13 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
     class RawModule:
         def __init__(self, code: str, options: Sequence[str] = ()) -> None:
             self._library = compiled(folder, compiler, code)
-            self._together = TOGETHER if "__syncthreads" in code else 0
+            self._waits = "__syncthreads" in code
 
         def compile(self) -> None:
             pass
 
         def get_function(self, name: str) -> Kernel:
-            return Kernel(self._library, name, self._together)
+            return Kernel(self._library, name, waits=self._waits)
 
     def empty(shape: Any, dtype: Any) -> Any:
         pixels = np.empty(shape, dtype).view(HostArray)

@@ -79,6 +79,17 @@ def decoded(engine, algorithm, streams, size, sums=None):
     return flags.tolist(), [row[:size].tobytes() for row in found]
 
 
+THREADS = st.sampled_from([1, 4])
+
+
+def by_threads(host, threads, algorithm, stream, text):
+    """Return the flag of a stream and its decoded bytes, with several threads in a block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_cuda, "TOGETHER", threads)
+        [flag], [found] = decoded(host, algorithm, [stream], len(text))
+    return flag, found
+
+
 def by_libtiff(data, size):
     try:
         return unpack_lzw(data, [size])
@@ -137,7 +148,8 @@ class TestLzw:
         for _ in range(data.draw(st.integers(1, 4))):
             place = data.draw(st.integers(2, len(stream) - 1))
             stream[place] = data.draw(st.integers(0, 255))
-        [flag], [found] = decoded(host, LZW, [bytes(stream)], len(text))
+        threads = data.draw(THREADS)
+        flag, found = by_threads(host, threads, LZW, bytes(stream), text)
         if flag == 0:
             assert found == by_libtiff(bytes(stream), len(text))
 
@@ -277,17 +289,19 @@ class TestDeflate:
             place = data.draw(st.integers(0, len(stream) - 1))
             stream[place] = data.draw(st.integers(0, 255))
         del stream[data.draw(st.integers(1, len(stream))) :]
-        [flag], [found] = decoded(host, DEFLATE, [bytes(stream)], len(text))
+        threads = data.draw(THREADS)
+        flag, found = by_threads(host, threads, DEFLATE, bytes(stream), text)
         if flag == 0:
             assert found == by_zlib(bytes(stream), len(text))
 
     @pytest.mark.parametrize("threads", [2, 5, 32])
     def test_threads_of_a_block_share_the_work(self, host, monkeypatch, threads):
         monkeypatch.setattr(host_cuda, "TOGETHER", threads)
-        for name in ("tissue", "one value", "a repeated word"):
-            data = CONTENTS[name]
-            flags, found = decoded(host, DEFLATE, [deflated(data)], len(data), sums_of([data]))
-            assert (flags, found) == ([0], [data])
+        for name, data in CONTENTS.items():
+            for level in (0, 1, 6, 9):
+                stream = deflated(data, level)
+                flags, found = decoded(host, DEFLATE, [stream], len(data), sums_of([data]))
+                assert (name, level, flags, found) == (name, level, [0], [data])
 
     @settings(max_examples=100)
     @given(data=st.data())
@@ -302,10 +316,12 @@ class TestDeflate:
             )
             text += (text[-back:] * length)[:length]
             text += chance.bytes(int(chance.integers(0, 3)))
-        flags, found = decoded(
-            host, DEFLATE, [deflated(bytes(text), 9)], len(text), sums_of([bytes(text)])
-        )
-        assert (flags, found) == ([0], [bytes(text)])
+        threads = data.draw(THREADS)
+        for algorithm, stream in (
+            (DEFLATE, deflated(text, 9)),
+            (LZW, imagecodecs.lzw_encode(text)),
+        ):
+            assert by_threads(host, threads, algorithm, bytes(stream), text) == (0, text)
 
 
 def by_libzstd(data, size):

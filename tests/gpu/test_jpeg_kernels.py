@@ -34,6 +34,11 @@ ROWS, COLUMNS = 3, 4
 TOGETHER = 6
 
 
+@pytest.fixture(autouse=True)
+def together(monkeypatch):
+    monkeypatch.setattr(host_cuda, "TOGETHER", TOGETHER)
+
+
 @pytest.fixture(scope="module")
 def on_host(tmp_path_factory):
     """A runtime whose only device runs its kernels on the host."""
@@ -42,7 +47,6 @@ def on_host(tmp_path_factory):
         pytest.skip("g++ is not installed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(JPEG_ENGINE, "kernels")
-        patch.setattr(host_cuda, "TOGETHER", TOGETHER)
         device = host_cuda.host_cuda_device(patch, tmp_path_factory.mktemp("jpeg"), compiler)
         made = Runtime(Devices(lambda index: device, lambda: False))
         assert made.devices.worker(0).start("jpeg")

@@ -106,7 +106,7 @@ def test_a_tile_damaged_in_one_channel_is_hatched_by_a_device(viewer, host_gpu, 
     path = write_channels(5, compression="jpeg2000", size=(600, 750))[0]
     with tifffile.TiffFile(path) as tif:
         place = tif.pages[1].dataoffsets[0]
-    with open(path, "r+b") as file:
+    with path.open("r+b") as file:
         file.seek(place)
         file.write(bytes(100))
     [layer] = viewer.open(path, plugin=PLUGIN)

@@ -1,38 +1,19 @@
 // Kernels for tiles whose bytes are compressed. `compressed_engine.py` puts the definition of Part,
 // `matches.cu`, and CLEAR, END and the other constants before this text.
 
-// Matches of a tile that its block of threads decodes.
-struct Chunk {
-    Match matches[CHUNK];
-    int count;
-    bool long_one, more;  // whether the last match is long, and whether others follow
-    unsigned int copied;
+static __device__ unsigned char swapped(unsigned char value) { return value; }
 
-    // Add a match, of which `found` were added before; return whether there is room for others.
-    __device__ __forceinline__ bool add(int found, Match match) {
-        matches[found] = match;
-        count = found + 1;
-        const bool is_long = match.length > LONG;
-        if (is_long) long_one = true;
-        return !is_long && found < CHUNK - 1;
-    }
-};
+static __device__ unsigned short swapped(unsigned short value) {
+    return (unsigned short)(value << 8 | value >> 8);
+}
 
-// Decode a stream: its first thread writes literals and lists matches, and all threads copy these.
-template <typename Stream>
-static __device__ void decode(Stream &stream, Chunk &chunk) {
-    bool more = true;
-    while (more) {
-        if (!threadIdx.x) {
-            chunk.count = chunk.copied = 0;
-            chunk.long_one = false;
-            chunk.more = stream.read(chunk);
-        }
-        __syncthreads();
-        copy_matches(stream.out, chunk.matches, chunk.count, chunk.long_one, &chunk.copied);
-        more = chunk.more;
-        __syncthreads();
-    }
+static __device__ unsigned int swapped(unsigned int value) {
+    return value << 24 | (value & 0xff00) << 8 | (value >> 8 & 0xff00) | value >> 24;
+}
+
+static __device__ unsigned long long swapped(unsigned long long value) {
+    return (unsigned long long)swapped((unsigned int)value) << 32 |
+           swapped((unsigned int)(value >> 32));
 }
 
 // The words of a stream, none of which lies completely beyond its last byte. One is loaded before
@@ -43,12 +24,17 @@ struct Words {
     unsigned int ahead;
     int bits;  // of the stream, from the first bit of its first word
 
-    __device__ void start(const Part &part) {
+    // Return where the stream begins, in bits.
+    __device__ int start(const Part &part) {
         const int skipped = part.source & 3;
         words = (const unsigned int *)(part.source - skipped);
         bits = 8 * (skipped + (int)part.length);
         count = (bits + 31) / 32;
-        next = 0;
+        seek(0);
+        return 8 * skipped;
+    }
+    __device__ void seek(int word) {
+        next = word;
         ahead = 0;
         take();
     }
@@ -59,90 +45,121 @@ struct Words {
         ++next;
         return word;
     }
-    // Bits of the stream that have not been taken; negative beyond its end.
-    __device__ int left() const { return bits - 32 * (next - 1); }
+    __device__ int taken() const { return next - 1; }
 };
 
-// An LZW stream (TIFF 6.0, section 13). The string of table entry k is the output from where the
-// code before the one that completed it begins, up to the first byte of that one. Entries follow
-// each other in the output, so an entry ends one byte after the next one begins.
+// What the threads that decode a tile of LZW share. starts: where the entries' strings are in the
+// tile; the last one is where the next code's begins. For each thread: its code, and the length of
+// its string. matches: the codes that are not single bytes.
+struct Strings {
+    int starts[CODES + 2];
+    int codes[THREADS_OF_TILE], sizes[THREADS_OF_TILE];
+    Match matches[THREADS_OF_TILE];
+    unsigned int refused, bytes, long_ones, copied;
+};
+
+// Decodes an LZW stream (TIFF 6.0, section 13). Entry 258 + k is the string of code k after the last
+// clear code, and the first byte of the one after it: a part of the tile. All threads call all
+// functions and have equal variables; each decodes one of the next codes, whose bits are known.
 struct Lzw {
+    Strings &shared;
     Words words;
-    unsigned long long bits;  // the next ones, from the highest bit
-    int count;                // of valid bits
     unsigned char *out;
-    int size, done, width, last;
-    bool fresh;
-    unsigned int *starts;  // of the entries' strings in the tile
+    int size, done, at;  // bytes of the tile, those decoded, and the next bit of the stream
 
-    __device__ void start(const Part &part) {
-        words.start(part);
-        bits = 0;
-        count = 0;
-        fill();
-        bits <<= 8 * (part.source & 3);
-        count -= 8 * (part.source & 3);
-        done = 0;
-        clear();
-    }
-    __device__ void clear() {
-        width = FIRST_WIDTH;
-        last = END;
-        fresh = true;
-    }
-    __device__ __forceinline__ void fill() {
-        if (count > 32) return;
-        unsigned int word = words.take();
-        word = word << 24 | (word & 0xff00) << 8 | (word >> 8 & 0xff00) | word >> 24;
-        bits |= (unsigned long long)word << (32 - count);
-        count += 32;
-    }
-
-    // Decode codes until `chunk` is full; return false at the end of the stream or of the tile.
-    __device__ bool read(Chunk &chunk) {
-        bool room = true;
-        for (int found = 0; done < size;) {
-            if (!room) return true;
-            fill();
-            const int code = bits >> (64 - width);
-            bits <<= width;
-            count -= width;
-            if (words.left() + count < 0 || code == END) return false;
-            if (code == CLEAR) {
-                clear();
+    __device__ void read() {
+        int number = 0, width = FIRST_WIDTH;  // of the next code
+        while (done < size) {
+            if (!number && !threadIdx.x) shared.starts[END + 1] = done;
+            // Codes become longer one code earlier than necessary.
+            const int longer = (1 << width) - END - 1;
+            if (number == longer && width < LAST_WIDTH) {
+                ++width;
                 continue;
             }
-            if (!fresh && ++last == CODES) return false;  // decoders differ in what follows
-            fresh = false;
-            starts[last + 1] = done;
-            if (code < CLEAR) {
-                out[done++] = code;
-            } else {
-                if (code > last) return false;
-                const int from = starts[code];
-                const int length = min((int)starts[code + 1] - from + 1, size - done);
-                room = chunk.add(found++, {done, length, done - from});
-                done += length;
-            }
-            // Codes become longer one code earlier than necessary.
-            if (last >= (1 << width) - 2 && width < LAST_WIDTH) ++width;
+            int wanted = blockDim.x;
+            if (width < LAST_WIDTH) wanted = min(wanted, longer - number);
+            const int found = read_codes(number, width, wanted);
+            at += found * width;
+            number += found;
+            if (found == wanted) continue;
+            // Decoders differ in what follows if no clear code follows the last entry.
+            if (shared.codes[found] != CLEAR) return;
+            at += width;
+            number = 0;
+            width = FIRST_WIDTH;
         }
-        return false;
+    }
+
+    // Decode codes up to the first that is not for a string; return their number.
+    __device__ int read_codes(int number, int width, int wanted) {
+        const int me = threadIdx.x, last = END + number;
+        if (!me) shared.refused = shared.bytes = shared.long_ones = 0;
+        __syncthreads();
+        const int code = next_code(at + me * width, width);
+        shared.codes[me] = code;
+        const bool refused = code < 0 || code == CLEAR || code == END || code > last + me;
+        if (me >= wanted || refused || last + me >= CODES) atomicOr(&shared.refused, 1u << me);
+        __syncthreads();
+        const int found = shared.refused ? __ffs(shared.refused) - 1 : blockDim.x;
+        if (me < found) shared.sizes[me] = length_of(code, last);
+        __syncthreads();
+        int to = done, total = 0;
+        for (int i = 0; i < found; ++i) {
+            if (i == me) to += total;
+            total += shared.sizes[i];
+        }
+        if (me < found) {
+            const int length = max(min(shared.sizes[me], size - to), 0);
+            shared.starts[last + me + 2] = to + shared.sizes[me];
+            if (code < CLEAR && length) out[to] = code;
+            if (code < CLEAR || !length) atomicOr(&shared.bytes, 1u << me);
+            if (length > LONG) atomicOr(&shared.long_ones, 1u << me);
+            shared.matches[me].to = to;
+            shared.matches[me].length = length;
+        }
+        __syncthreads();
+        if (me < found && code > END) shared.matches[me].back = to - shared.starts[code];
+        for (int first = 0, count; first < found; first += count) {
+            const int longest = __ffs(shared.long_ones >> first);
+            count = longest ? longest : found - first;
+            const unsigned int bytes = shared.bytes >> first;
+            if (!me) shared.copied = bytes;
+            __syncthreads();
+            copy_matches(out, shared.matches + first, count, longest > 0, &shared.copied, bytes);
+            __syncthreads();
+        }
+        done = min(done + total, size);
+        return found;
+    }
+
+    // Return the code at a bit, or -1 if it is not completely in the stream.
+    __device__ int next_code(int bit, int width) const {
+        if (bit + width > words.bits) return -1;
+        const int word = bit / 32;
+        const unsigned int more = word + 1 < words.count ? swapped(words.words[word + 1]) : 0;
+        const unsigned long long both =
+            (unsigned long long)swapped(words.words[word]) << 32 | more;
+        return both << bit % 32 >> (64 - width);
+    }
+
+    // Return the length of a code's string. Entries after `last` are those of codes that other
+    // threads decode now.
+    __device__ int length_of(int code, int last) const {
+        int longer = 0;
+        for (; code > last; ++longer) code = shared.codes[code - last - 1];
+        return longer + (code < CLEAR ? 1 : shared.starts[code + 1] - shared.starts[code] + 1);
     }
 };
 
 // Decode LZW, one stream per block of threads. size: bytes of a decoded tile; flags: set to 0 if
 // the stream decodes to as many bytes.
 extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
-    __shared__ unsigned int starts[CODES + 1];
-    __shared__ Chunk chunk;
+    __shared__ Strings shared;
     const Part part = parts[blockIdx.x];
-    Lzw stream;
-    stream.out = (unsigned char *)part.target;
-    stream.size = size;
-    stream.starts = starts;
-    stream.start(part);
-    decode(stream, chunk);
+    Lzw stream = {shared, {}, (unsigned char *)part.target, size, 0, 0};
+    stream.at = stream.words.start(part);
+    stream.read();
     if (!threadIdx.x) flags[blockIdx.x] = stream.done < size;
 }
 
@@ -174,12 +191,13 @@ struct LowBits {
     unsigned long long bits;
     int count;
 
-    __device__ void start(const Part &part) {
-        words.start(part);
+    // Go to a bit of the first word or of those after it.
+    __device__ void seek(int bit) {
+        words.seek(bit / 32);
         bits = 0;
         count = 0;
         fill();
-        drop(8 * (part.source & 3));
+        drop(bit % 32);
     }
     // Make more than 32 bits available.
     __device__ __forceinline__ void fill() {
@@ -197,7 +215,8 @@ struct LowBits {
         drop(wanted);
         return value;
     }
-    __device__ int left() const { return words.left() + count; }
+    __device__ int position() const { return 32 * words.taken() - count; }
+    __device__ int left() const { return words.bits - position(); }
 };
 
 // What codes stand for: symbols, or (RFC 1951, 3.2.5) literals and lengths of matches, or distances.
@@ -223,62 +242,68 @@ static __device__ unsigned int entry_of(int symbol, int length, int kind) {
     return value << 16 | type << 9 | more << 5 | length;
 }
 
-// A Huffman code. quick: the entry for the next BITS bits; 0 for longer codes, which `counts` of
-// each length and the symbols in their order describe.
+// A Huffman code. quick: the entry for the next BITS bits; 0 for longer codes. For each length:
+// counts of codes, the first one, and where its symbol is in `symbols`.
 template <int BITS, int MOST_SYMBOLS>
 struct Code {
     unsigned int quick[1 << BITS];
-    unsigned short counts[LONGEST + 1], symbols[MOST_SYMBOLS];
+    unsigned short counts[LONGEST + 1], firsts[LONGEST + 1], offsets[LONGEST + 1];
+    unsigned short symbols[MOST_SYMBOLS];
+    bool good;
 };
 typedef Code<10, 288> Literals;
 typedef Code<8, 32> Distances;
 
-// Return whether the lengths form a code: a complete one, or a single code of one bit.
+// Make a code in all threads. Its lengths form a complete code, or a single code of one bit;
+// otherwise it is not `good`.
 template <int BITS, int MOST_SYMBOLS>
-static __device__ bool make_code(Code<BITS, MOST_SYMBOLS> &code, const unsigned char *lengths,
+static __device__ void make_code(Code<BITS, MOST_SYMBOLS> &code, const unsigned char *lengths,
                                  int count, int kind) {
-    unsigned short offsets[LONGEST + 1], firsts[LONGEST + 1];
-    for (int i = 0; i <= LONGEST; ++i) code.counts[i] = 0;
-    for (int i = 0; i < count; ++i) ++code.counts[lengths[i]];
-    int left = 1, first = 0;
-    offsets[0] = firsts[0] = 0;
-    for (int i = 1, offset = 0; i <= LONGEST; ++i) {
-        left = 2 * left - code.counts[i];
-        if (left < 0) return false;
-        first = 2 * first;
-        firsts[i] = first;
-        first += code.counts[i];
-        offsets[i] = offset;
-        offset += code.counts[i];
+    const int me = threadIdx.x, threads = blockDim.x;
+    __syncthreads();
+    for (int length = 1 + me; length <= LONGEST; length += threads) {
+        int found = 0;
+        for (int i = 0; i < count; ++i) found += lengths[i] == length;
+        code.counts[length] = found;
     }
-    if (left > 0 && count - code.counts[0] != code.counts[1]) return false;
-    for (int i = 0; i < 1 << BITS; ++i) code.quick[i] = 0;
-    for (int i = 0; i < count; ++i) {
-        const int length = lengths[i];
-        if (!length) continue;
-        code.symbols[offsets[length]++] = i;
-        int forward = firsts[length]++, reversed = 0;
-        if (length > BITS) continue;
-        for (int k = 0; k < length; ++k, forward >>= 1) reversed = 2 * reversed + (forward & 1);
-        const unsigned int entry = entry_of(i, length, kind);
-        for (; reversed < 1 << BITS; reversed += 1 << length) code.quick[reversed] = entry;
+    for (int i = me; i < 1 << BITS; i += threads) code.quick[i] = 0;
+    __syncthreads();
+    if (!me) {
+        int left = 1, first = 0, offset = 0;
+        for (int i = 1; i <= LONGEST && left >= 0; ++i) {
+            left = 2 * left - code.counts[i];
+            first = 2 * first;
+            code.firsts[i] = first;
+            code.offsets[i] = offset;
+            first += code.counts[i];
+            offset += code.counts[i];
+        }
+        code.good = !left || (left > 0 && offset == code.counts[1]);
     }
-    return true;
+    __syncthreads();
+    if (!code.good) return;
+    for (int length = 1 + me; length <= LONGEST; length += threads) {
+        int place = code.offsets[length], value = code.firsts[length];
+        for (int i = 0; i < count; ++i) {
+            if (lengths[i] != length) continue;
+            code.symbols[place++] = i;
+            unsigned int next = __brev(value++) >> (32 - length);
+            const unsigned int entry = entry_of(i, length, kind);
+            for (; next < 1 << BITS && length <= BITS; next += 1 << length)
+                code.quick[next] = entry;
+        }
+    }
+    __syncthreads();
 }
 
-// Return the entry of a code that may be too long for `quick`.
+// Return the entry of a code that is too long for `quick`.
 template <int BITS, int MOST_SYMBOLS>
 static __device__ __noinline__ unsigned int find_long(const Code<BITS, MOST_SYMBOLS> &code,
                                                       unsigned int bits, int kind) {
-    int value = 0, first = 0, index = 0;
-    for (int length = 1; length <= LONGEST; ++length, bits >>= 1) {
-        value |= bits & 1;
-        const int count = code.counts[length];
-        if (value - first < count)
-            return entry_of(code.symbols[index + value - first], length, kind);
-        index += count;
-        first = 2 * (first + count);
-        value *= 2;
+    for (int length = BITS + 1; length <= LONGEST; ++length) {
+        const unsigned int place = (__brev(bits) >> (32 - length)) - code.firsts[length];
+        if (place < code.counts[length])
+            return entry_of(code.symbols[code.offsets[length] + place], length, kind);
     }
     return WRONG << 9;
 }
@@ -301,47 +326,70 @@ static __device__ __forceinline__ int take_value(LowBits &in, unsigned int entry
     return (entry >> 16) + added;
 }
 
-struct Deflate {
-    LowBits in;
-    Literals *literals;
-    Distances *distances;
-    unsigned char *lengths, *out;
-    int size, done;
-    // Whether a block of codes is being decoded and is the last one, and the stream is sound so far.
-    bool inside, last, good;
+// Why a thread stopped: it decoded all of its bits, as many tokens as it can keep, the end of the
+// block, or what is no code.
+enum { GOES_ON, FULL, ENDS, DAMAGED };
 
-    // Decode until `chunk` is full; return false at the end of the stream.
-    __device__ bool read(Chunk &chunk) {
-        while (inside || (!last && in.left() > 0)) {
-            if (!inside) good = read_block();
-            if (inside && good && read_codes(chunk)) return true;
-            if (!good) return false;
+// What the threads that decode a tile share. Each keeps the tokens of a span of bits: literals, and
+// matches, whose lengths are in the upper 16 bits, and distances in the lower ones. After literals
+// have been written, it keeps matches only, and their `places` in the bytes of its span. For each
+// thread: where its last token ends in the stream, and why it stopped; numbers of tokens, bytes and
+// matches; and where its bytes are in the tile.
+struct Inflating {
+    Literals literals;
+    Distances distances;
+    unsigned char lengths[320];
+    unsigned int tokens[TOKENS * THREADS_OF_TILE];
+    unsigned short places[TOKENS * THREADS_OF_TILE];
+    int ends[THREADS_OF_TILE], stops[THREADS_OF_TILE], counts[THREADS_OF_TILE];
+    int sizes[THREADS_OF_TILE], matches[THREADS_OF_TILE], starts[THREADS_OF_TILE];
+    Match window[THREADS_OF_TILE];
+    unsigned int moved, stopped, copied, long_ones;
+};
+
+// Decodes a deflate stream. All threads call all functions and have equal variables, except for
+// what `decode_span` is given and leaves behind.
+struct Deflate {
+    Inflating &shared;
+    LowBits in;
+    unsigned char *out;
+    int size, done, at;  // bytes of the tile, those decoded, and the next bit of the stream
+
+    // Decode all blocks; return whether they are sound and fill the tile.
+    __device__ bool read() {
+        for (bool last = false; !last;) {
+            in.seek(at);
+            if (in.left() <= 0) return false;
+            last = in.take(1);
+            const int type = in.take(2);
+            if (type == 3) return false;
+            if (type ? !(read_tables(type) && read_codes()) : !read_stored()) return false;
         }
-        return false;
+        return done == size;
     }
 
-    // Read the header of a block, and all of it if its bytes are stored.
-    __device__ bool read_block() {
-        last = in.take(1);
-        const int type = in.take(2);
-        if (type) {
-            inside = true;
-            return type < 3 && read_tables(type);
-        }
+    // Copy a block of bytes that are not compressed.
+    __device__ bool read_stored() {
         in.drop(in.left() & 7);  // to the next byte
         const int length = in.take(16), check = in.take(16);
-        if (length != (check ^ 0xffff) || length > size - done) return false;
-        for (int i = 0; i < length; ++i) out[done++] = in.take(8);
+        if (length != (check ^ 0xffff) || length > size - done || 8 * length > in.left())
+            return false;
+        at = in.position();
+        const unsigned char *const from = (const unsigned char *)in.words.words + at / 8;
+        copy(out + done, from, length, length, threadIdx.x, blockDim.x);
+        done += length;
+        at += 8 * length;
         return true;
     }
 
-    // Read the codes of a block; return false if they are damaged.
+    // Read the codes of a block.
     __device__ bool read_tables(int type) {
+        unsigned char *const lengths = shared.lengths;
+        const bool first = !threadIdx.x;
         int count = 288, others = 32;
         if (type == 1) {
-            for (int i = 0; i < count; ++i)
-                lengths[i] = i < 144 || i > 279 ? 8 : i < 256 ? 9 : 7;
-            for (int i = 0; i < others; ++i) lengths[count + i] = 5;
+            for (int i = 0; i < 320 && first; ++i)
+                lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : i < 288 ? 8 : 5;
         } else {
             const unsigned char order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5,
                                              11, 4, 12, 3, 13, 2, 14, 1, 15};
@@ -349,79 +397,175 @@ struct Deflate {
             others = in.take(5) + 1;
             const int codes = in.take(4) + 4;
             if (count > 286 || others > 30) return false;
-            for (int i = 0; i < 19; ++i) lengths[i] = 0;
-            for (int i = 0; i < codes; ++i) lengths[order[i]] = in.take(3);
-            if (!make_code(*literals, lengths, 19, SYMBOLS)) return false;
+            for (int i = 0; i < 19; ++i) {
+                const int length = i < codes ? in.take(3) : 0;
+                if (first) lengths[order[i]] = length;
+            }
+            make_code(shared.literals, lengths, 19, SYMBOLS);
+            if (!shared.literals.good) return false;
+            int length = 0, of_end = 0;
             for (int i = 0; i < count + others;) {
                 in.fill();
-                const unsigned int entry = find(*literals, in, SYMBOLS);
+                const unsigned int entry = find(shared.literals, in, SYMBOLS);
                 if (type_of(entry) == WRONG) return false;
                 const int symbol = take_value(in, entry);
-                if (symbol < 16) {
-                    lengths[i++] = symbol;
-                    continue;
-                }
                 if (symbol == 16 && !i) return false;
-                const unsigned char length = symbol == 16 ? lengths[i - 1] : 0;
-                int repeats = symbol == 16   ? in.take(2) + 3
-                              : symbol == 17 ? in.take(3) + 3
-                                             : in.take(7) + 11;
-                if (i + repeats > count + others) return false;
-                while (repeats--) lengths[i++] = length;
+                if (symbol != 16) length = symbol < 16 ? symbol : 0;
+                const int repeats = symbol < 16    ? 1
+                                    : symbol == 16 ? in.take(2) + 3
+                                    : symbol == 17 ? in.take(3) + 3
+                                                   : in.take(7) + 11;
+                if (repeats > count + others - i) return false;
+                for (const int end = i + repeats; i < end; ++i) {
+                    if (first) lengths[i] = length;
+                    if (i == 256) of_end = length;
+                }
             }
-            if (!lengths[256]) return false;
+            if (!of_end) return false;
         }
-        return make_code(*literals, lengths, count, LITERALS) &&
-               make_code(*distances, lengths + count, others, DISTANCES);
+        at = in.position();
+        make_code(shared.literals, lengths, count, LITERALS);
+        make_code(shared.distances, lengths + count, others, DISTANCES);
+        return shared.literals.good && shared.distances.good;
     }
 
-    // Decode a block until `chunk` is full; return false at its end, or if it is damaged.
-    __device__ bool read_codes(Chunk &chunk) {
-        good = false;
-        bool room = true;
-        for (int found = chunk.count; room;) {
+    // Decode the codes of a block. Each thread decodes `span` bits, and begins anywhere, probably
+    // within a code. After some wrong codes, it finds right ones (Huffman codes synchronize
+    // themselves), so its last one ends where the next thread has to begin. Threads that did not
+    // begin there decode again.
+    __device__ bool read_codes() {
+        const int me = threadIdx.x;
+        for (int span = FIRST_SPAN;;) {
+            int begin = at + me * span;
+            const int limit = begin + span;
+            unsigned int moved = 1u << me, stopped;
+            do {
+                if (!me) shared.moved = shared.stopped = 0;
+                if (moved >> me & 1) decode_span(begin, limit);
+                __syncthreads();
+                if (shared.stops[me]) atomicOr(&shared.stopped, 1u << me);
+                if (me && !shared.stops[me - 1] && shared.ends[me - 1] != begin) {
+                    begin = shared.ends[me - 1];
+                    atomicOr(&shared.moved, 1u << me);
+                }
+                __syncthreads();
+                moved = shared.moved;
+                stopped = shared.stopped;
+                __syncthreads();
+                // The first thread began right, and so did all before the first that moved. What
+                // follows one of them that stopped does not matter.
+            } while (moved && (!stopped || __ffs(moved) <= __ffs(stopped)));
+            const int last = stopped ? __ffs(stopped) - 1 : blockDim.x - 1;
+            const int stop = shared.stops[last], passed = shared.ends[last] - at;
+            at += passed;
+            if (stop == DAMAGED || at > in.words.bits) return false;
+            const int tokens = write(last);
+            if (tokens < 0 || stop == ENDS) return tokens >= 0;
+            // Spans that are too long for the tokens that can be kept would be decoded in vain.
+            span = max(passed * FEWER_TOKENS / tokens, SHORTEST_SPAN);
+        }
+    }
+
+    // Decode what begins in the bits from `begin` to `limit`.
+    __device__ void decode_span(int begin, int limit) {
+        const int me = threadIdx.x;
+        int count = 0, bytes = 0, stop = GOES_ON;
+        in.seek(begin);
+        while (in.position() < limit) {
+            if (count == TOKENS) stop = FULL;
+            if (stop) break;
             in.fill();
-            const unsigned int entry = find(*literals, in, LITERALS);
-            if (type_of(entry) == PLAIN) {
-                if (done >= size) return false;
-                in.drop(entry & 31);
-                out[done++] = entry >> 16;
+            const unsigned int entry = find(shared.literals, in, LITERALS);
+            const int type = type_of(entry), value = take_value(in, entry);
+            unsigned int token = value;
+            if (type == MATCH) {
+                in.fill();
+                const unsigned int distance = find(shared.distances, in, DISTANCES);
+                if (type_of(distance) == WRONG) stop = DAMAGED;
+                token = value << 16 | take_value(in, distance);
+            } else if (type != PLAIN) {
+                stop = type == LAST ? ENDS : DAMAGED;
+            }
+            if (stop) break;
+            shared.tokens[count++ * THREADS_OF_TILE + me] = token;
+            bytes += type == MATCH ? value : 1;
+        }
+        shared.ends[me] = in.position();
+        shared.stops[me] = stop;
+        shared.counts[me] = count;
+        shared.sizes[me] = bytes;
+    }
+
+    // Write the bytes of the spans up to the last one that is valid; return the number of their
+    // tokens, or -1 if they are damaged.
+    __device__ int write(int last) {
+        const int me = threadIdx.x;
+        int first = done, tokens = 0, matches = 0, total = 0;
+        for (int i = 0; i <= last; ++i) {
+            tokens += shared.counts[i];
+            if (i == me) first += total;
+            total += shared.sizes[i];
+        }
+        if (total > size - done) return -1;
+        if (me <= last) shared.matches[me] = write_literals(first);
+        shared.starts[me] = first;
+        __syncthreads();
+        for (int i = 0; i <= last; ++i) {
+            if (shared.matches[i] < 0) return -1;
+            matches += shared.matches[i];
+        }
+        // Copy as many matches at a time as there are threads. This thread has one of span `lane`.
+        for (int lane = 0, index = me, count; matches; matches -= count) {
+            for (; lane <= last && index >= shared.matches[lane]; ++lane)
+                index -= shared.matches[lane];
+            if (!me) shared.copied = shared.long_ones = 0;
+            __syncthreads();
+            if (lane <= last) {
+                const int place = index * THREADS_OF_TILE + lane;
+                const int length = shared.tokens[place] >> 16, back = shared.tokens[place] & 0xffff;
+                shared.window[me] = {shared.starts[lane] + shared.places[place], length, back};
+                if (length > LONG) atomicOr(&shared.long_ones, 1u << me);
+            }
+            __syncthreads();
+            const int longest = __ffs(shared.long_ones);
+            count = longest ? longest : min(matches, (int)blockDim.x);
+            copy_matches(out, shared.window, count, longest > 0, &shared.copied);
+            __syncthreads();
+            index += count;
+        }
+        done += total;
+        return tokens;
+    }
+
+    // Write the literals of this thread's span, and keep its matches; return their number, or -1 if
+    // one begins before the tile.
+    __device__ int write_literals(int first) {
+        const int me = threadIdx.x, count = shared.counts[me];
+        int found = 0, to = first;
+        for (int i = 0; i < count; ++i) {
+            const unsigned int token = shared.tokens[i * THREADS_OF_TILE + me];
+            if (token < 1 << 16) {
+                out[to++] = token;
                 continue;
             }
-            if (type_of(entry) != MATCH) {
-                inside = false;
-                take_value(in, entry);
-                good = type_of(entry) == LAST && in.left() >= 0;
-                return false;
-            }
-            const int length = take_value(in, entry);
-            in.fill();
-            const unsigned int distance = find(*distances, in, DISTANCES);
-            if (type_of(distance) == WRONG) return false;
-            const int back = take_value(in, distance);
-            if (back > done || length > size - done) return false;
-            room = chunk.add(found++, {done, length, back});
-            done += length;
+            if ((token & 0xffff) > to) return -1;
+            const int place = found++ * THREADS_OF_TILE + me;
+            shared.tokens[place] = token;
+            shared.places[place] = to - first;
+            to += token >> 16;
         }
-        good = in.left() >= 0;
-        return good;
+        return found;
     }
 };
 
 // Decode deflate, one stream per block of threads. size, flags: as for LZW.
 extern "C" __global__ void decode_deflate(const Part *parts, int size, int *flags) {
-    __shared__ Literals literals;
-    __shared__ Distances distances;
-    __shared__ unsigned char lengths[320];
-    __shared__ Chunk chunk;
+    __shared__ Inflating shared;
     const Part part = parts[blockIdx.x];
-    Deflate stream = {{}, &literals, &distances, lengths, (unsigned char *)part.target,
-                      size, 0, false, false, true};
-    stream.in.start(part);
-    decode(stream, chunk);
-    if (!threadIdx.x)
-        flags[blockIdx.x] =
-            !(stream.good && stream.last && stream.done == size && stream.in.left() >= 0);
+    Deflate stream = {shared, {}, (unsigned char *)part.target, size, 0, 0};
+    stream.at = stream.in.words.start(part);
+    const bool good = stream.read();
+    if (!threadIdx.x) flags[blockIdx.x] = !good;
 }
 
 // Compare the Adler-32 checksums (RFC 1950) of decoded tiles. blockIdx.x is the tile; targets: the
@@ -445,21 +589,6 @@ extern "C" __global__ void check_sums(const unsigned long long *targets,
         high += weighted[i];
     }
     if (sums[blockIdx.x] != (high % ADLER << 16 | low % ADLER)) flags[blockIdx.x] = 1;
-}
-
-static __device__ unsigned char swapped(unsigned char value) { return value; }
-
-static __device__ unsigned short swapped(unsigned short value) {
-    return (unsigned short)(value << 8 | value >> 8);
-}
-
-static __device__ unsigned int swapped(unsigned int value) {
-    return value << 24 | (value & 0xff00) << 8 | (value >> 8 & 0xff00) | value >> 24;
-}
-
-static __device__ unsigned long long swapped(unsigned long long value) {
-    return (unsigned long long)swapped((unsigned int)value) << 32 |
-           swapped((unsigned int)(value >> 32));
 }
 
 template <typename Sample>

@@ -35,6 +35,9 @@ CHECKING, THREADS = 256, 128
 MOST_ROW = 1 << 15
 # Matches that are decoded before they are copied, and bytes that a thread copies for one.
 OF_MATCHES = {"CHUNK": 32, "LONG": 64}
+# Tokens of deflate that a thread can keep, and for how many its next span of bits is meant; bits of
+# the first span, and of the shortest.
+OF_SPANS = {"TOKENS": 64, "FEWER_TOKENS": 48, "FIRST_SPAN": 512, "SHORTEST_SPAN": 32}
 # Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951).
 CONSTANTS = {
     **OF_MATCHES,
@@ -45,6 +48,8 @@ CONSTANTS = {
     "LAST_WIDTH": 12,
     "ADLER": 65521,
     "LONGEST": 15,
+    "THREADS_OF_TILE": KERNELS[DEFLATE][1],
+    **OF_SPANS,
     "CHECKING": CHECKING,
     "MOST_ROW": MOST_ROW,
 }

@@ -31,15 +31,16 @@ static __device__ void copy_short(unsigned char *to, int count, int back) {
 }
 
 // Copy up to CHUNK matches whose bytes follow each other, all threads together; everything between
-// them is in the tile. If the last one is long, the threads share its bytes. copied: shared memory
-// that is 0; bits of the matches that have been copied. Threads must have met before the call, and
-// must meet before they read the tile.
+// them is in the tile. If the last one is long, the threads share its bytes. done: bits of matches
+// that are in the tile already; copied: shared memory with the same bits. Threads must have met
+// before the call, and must meet before they read the tile.
 template <typename Found>
 static __device__ void copy_matches(unsigned char *out, const Found *matches, int count,
-                                    bool long_one, unsigned int *copied) {
+                                    bool long_one, unsigned int *copied,
+                                    unsigned int done = 0) {
     const int me = threadIdx.x, threads = blockDim.x, few = count - long_one;
     const unsigned int all = few == CHUNK ? ~0u : (1u << few) - 1;
-    for (unsigned int done = 0; done != all;) {
+    for (done &= all; done != all;) {
         const int frontier = matches[__ffs(~done) - 1].to;  // all bytes before this are in the tile
         for (int i = me; i < few; i += threads) {
             const Match found = matches[i];
@@ -49,7 +50,7 @@ static __device__ void copy_matches(unsigned char *out, const Found *matches, in
             atomicOr(copied, 1u << i);
         }
         __syncthreads();
-        done = *copied;
+        done = *copied & all;
         __syncthreads();
     }
     if (long_one) {
