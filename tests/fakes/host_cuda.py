@@ -65,6 +65,9 @@ static unsigned __brev(unsigned value) {
     for (int bit = 0; bit < 32; ++bit) reversed |= (value >> bit & 1) << (31 - bit);
     return reversed;
 }
+static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return ((unsigned long long)high << 32 | low) >> (shift & 31);
+}
 static int __float_as_int(float value) {
     int bits;
     memcpy(&bits, &value, sizeof bits);

@@ -16,36 +16,18 @@ static __device__ unsigned long long swapped(unsigned long long value) {
            swapped((unsigned int)(value >> 32));
 }
 
-// The words of a stream, none of which lies completely beyond its last byte. One is loaded before
-// it is needed, as loading takes longer than decoding it.
+// A stream of bits, as words. Bits beyond its last byte are 0 or anything.
 struct Words {
     const unsigned int *words;
-    int next, count;  // number of the word after `ahead`, and of all words
-    unsigned int ahead;
-    int bits;  // of the stream, from the first bit of its first word
+    int begin, end;  // of the stream, in bits from the first word
 
-    // Return where the stream begins, in bits.
-    __device__ int start(const Part &part) {
+    __device__ explicit Words(const Part &part) {
         const int skipped = part.source & 3;
         words = (const unsigned int *)(part.source - skipped);
-        bits = 8 * (skipped + (int)part.length);
-        count = (bits + 31) / 32;
-        seek(0);
-        return 8 * skipped;
+        begin = 8 * skipped;
+        end = begin + 8 * (int)part.length;
     }
-    __device__ void seek(int word) {
-        next = word;
-        ahead = 0;
-        take();
-    }
-    __device__ __forceinline__ unsigned int take() {
-        const unsigned int word = ahead;
-        ahead = 0;
-        if (next < count) ahead = words[next];
-        ++next;
-        return word;
-    }
-    __device__ int taken() const { return next - 1; }
+    __device__ unsigned int word(int number) const { return 32 * number < end ? words[number] : 0; }
 };
 
 // What the threads that decode a tile of LZW share. starts: where the entries' strings are in the
@@ -63,9 +45,10 @@ struct Strings {
 // functions and have equal variables; each decodes one of the next codes, whose bits are known.
 struct Lzw {
     Strings &shared;
-    Words words;
-    unsigned char *out;
-    int size, done, at;  // bytes of the tile, those decoded, and the next bit of the stream
+    const Words stream;
+    unsigned char *const out;
+    const int size;
+    int done, at;  // bytes of the tile that are decoded, and the next bit of the stream
 
     __device__ void read() {
         int number = 0, width = FIRST_WIDTH;  // of the next code
@@ -135,12 +118,9 @@ struct Lzw {
 
     // Return the code at a bit, or -1 if it is not completely in the stream.
     __device__ int next_code(int bit, int width) const {
-        if (bit + width > words.bits) return -1;
-        const int word = bit / 32;
-        const unsigned int more = word + 1 < words.count ? swapped(words.words[word + 1]) : 0;
-        const unsigned long long both =
-            (unsigned long long)swapped(words.words[word]) << 32 | more;
-        return both << bit % 32 >> (64 - width);
+        if (bit + width > stream.end) return -1;
+        const unsigned long long high = swapped(stream.word(bit / 32));
+        return (high << 32 | swapped(stream.word(bit / 32 + 1))) << bit % 32 >> (64 - width);
     }
 
     // Return the length of a code's string. Entries after `last` are those of codes that other
@@ -157,10 +137,10 @@ struct Lzw {
 extern "C" __global__ void decode_lzw(const Part *parts, int size, int *flags) {
     __shared__ Strings shared;
     const Part part = parts[blockIdx.x];
-    Lzw stream = {shared, {}, (unsigned char *)part.target, size, 0, 0};
-    stream.at = stream.words.start(part);
-    stream.read();
-    if (!threadIdx.x) flags[blockIdx.x] = stream.done < size;
+    const Words stream(part);
+    Lzw decoder = {shared, stream, (unsigned char *)part.target, size, 0, stream.begin};
+    decoder.read();
+    if (!threadIdx.x) flags[blockIdx.x] = decoder.done < size;
 }
 
 // Decode PackBits (TIFF 6.0, section 9), a block of threads per stream, all of which read the same
@@ -185,48 +165,14 @@ extern "C" __global__ void decode_packbits(const Part *parts, int size, int *fla
     if (!threadIdx.x) flags[blockIdx.x] = !good || done < size;
 }
 
-// The bits of a deflate stream (RFC 1951), lowest bit first; otherwise as in Lzw.
-struct LowBits {
-    Words words;
-    unsigned long long bits;
-    int count;
-
-    // Go to a bit of the first word or of those after it.
-    __device__ void seek(int bit) {
-        words.seek(bit / 32);
-        bits = 0;
-        count = 0;
-        fill();
-        drop(bit % 32);
-    }
-    // Make more than 32 bits available.
-    __device__ __forceinline__ void fill() {
-        if (count > 32) return;
-        bits |= (unsigned long long)words.take() << count;
-        count += 32;
-    }
-    __device__ __forceinline__ void drop(int wanted) {
-        bits >>= wanted;
-        count -= wanted;
-    }
-    __device__ int take(int wanted) {
-        fill();
-        const int value = bits & ((1u << wanted) - 1);
-        drop(wanted);
-        return value;
-    }
-    __device__ int position() const { return 32 * words.taken() - count; }
-    __device__ int left() const { return words.bits - position(); }
-};
-
 // What codes stand for: symbols, or (RFC 1951, 3.2.5) literals and lengths of matches, or distances.
 enum { SYMBOLS, LITERALS, DISTANCES };
 // Types of entries: a symbol, literal or distance; the length of a match; the end of a block; and
 // what is no code.
 enum { PLAIN, MATCH, LAST, WRONG };
 
-// Return an entry: in its lowest 5 bits the length of the code, above it the number of bits that
-// follow the code, the type (2 bits), and from bit 16 on the value to which those bits are added.
+// Return an entry: in its lowest 5 bits the length of the code with the bits that follow it, above
+// it the number of these, the type (2 bits), and from bit 16 on the value to which they are added.
 static __device__ unsigned int entry_of(int symbol, int length, int kind) {
     int value = symbol, type = PLAIN, more = 0;
     if (kind == DISTANCES) {
@@ -239,20 +185,28 @@ static __device__ unsigned int entry_of(int symbol, int length, int kind) {
         if (number > 7 && number < 28) more = number / 4 - 1;
         value = number == 28 ? 258 : 3 + (number > 7 ? (4 + number % 4) << more : number);
     }
-    return value << 16 | type << 9 | more << 5 | length;
+    return value << 16 | type << 9 | more << 5 | length + more;
 }
 
-// A Huffman code. quick: the entry for the next BITS bits; 0 for longer codes. For each length:
-// counts of codes, the first one, and where its symbol is in `symbols`.
+static __device__ __forceinline__ int size_of(unsigned int entry) { return entry & 31; }
+static __device__ __forceinline__ int type_of(unsigned int entry) { return entry >> 9 & 3; }
+
+// Return the value of an entry, which was found for `bits`.
+static __device__ __forceinline__ unsigned int value_of(unsigned int entry, unsigned int bits) {
+    const int more = entry >> 5 & 15;
+    return (entry >> 16) + (bits >> (size_of(entry) - more) & ((1u << more) - 1));
+}
+
+// A Huffman code. quick: the entry for the next BITS bits; 0 for longer codes. Of each length:
+// the number of codes, the first one, and where its entry is in `entries`.
 template <int BITS, int MOST_SYMBOLS>
 struct Code {
-    unsigned int quick[1 << BITS];
-    unsigned short counts[LONGEST + 1], firsts[LONGEST + 1], offsets[LONGEST + 1];
-    unsigned short symbols[MOST_SYMBOLS];
+    unsigned int quick[1 << BITS], entries[MOST_SYMBOLS];
+    int counts[LONGEST + 1], firsts[LONGEST + 1], offsets[LONGEST + 1];
     bool good;
 };
-typedef Code<10, 288> Literals;
-typedef Code<8, 32> Distances;
+typedef Code<11, 288> Literals;
+typedef Code<9, 32> Distances;
 
 // Make a code in all threads. Its lengths form a complete code, or a single code of one bit;
 // otherwise it is not `good`.
@@ -286,9 +240,9 @@ static __device__ void make_code(Code<BITS, MOST_SYMBOLS> &code, const unsigned 
         int place = code.offsets[length], value = code.firsts[length];
         for (int i = 0; i < count; ++i) {
             if (lengths[i] != length) continue;
-            code.symbols[place++] = i;
-            unsigned int next = __brev(value++) >> (32 - length);
             const unsigned int entry = entry_of(i, length, kind);
+            code.entries[place++] = entry;
+            unsigned int next = __brev(value++) >> (32 - length);
             for (; next < 1 << BITS && length <= BITS; next += 1 << length)
                 code.quick[next] = entry;
         }
@@ -299,46 +253,34 @@ static __device__ void make_code(Code<BITS, MOST_SYMBOLS> &code, const unsigned 
 // Return the entry of a code that is too long for `quick`.
 template <int BITS, int MOST_SYMBOLS>
 static __device__ __noinline__ unsigned int find_long(const Code<BITS, MOST_SYMBOLS> &code,
-                                                      unsigned int bits, int kind) {
+                                                      unsigned int bits) {
     for (int length = BITS + 1; length <= LONGEST; ++length) {
-        const unsigned int place = (__brev(bits) >> (32 - length)) - code.firsts[length];
-        if (place < code.counts[length])
-            return entry_of(code.symbols[code.offsets[length] + place], length, kind);
+        const int place = (int)(__brev(bits) >> (32 - length)) - code.firsts[length];
+        if (place >= 0 && place < code.counts[length])
+            return code.entries[code.offsets[length] + place];
     }
     return WRONG << 9;
 }
 
-// Return the entry of the code in the next bits, which stay.
+// Return the entry of the code in the next bits.
 template <int BITS, int MOST_SYMBOLS>
 static __device__ __forceinline__ unsigned int find(const Code<BITS, MOST_SYMBOLS> &code,
-                                                    const LowBits &in, int kind) {
-    const unsigned int next = in.bits, entry = code.quick[next & ((1 << BITS) - 1)];
-    return entry ? entry : find_long(code, next, kind);
+                                                    unsigned int bits) {
+    const unsigned int entry = code.quick[bits & ((1 << BITS) - 1)];
+    return entry ? entry : find_long(code, bits);
 }
 
-static __device__ __forceinline__ int type_of(unsigned int entry) { return entry >> 9 & 3; }
-
-// Take a code and the bits that follow it; return its value.
-static __device__ __forceinline__ int take_value(LowBits &in, unsigned int entry) {
-    const int length = entry & 31, more = entry >> 5 & 15;
-    const unsigned int added = (unsigned int)(in.bits >> length) & ((1u << more) - 1);
-    in.drop(length + more);
-    return (entry >> 16) + added;
-}
-
-// Why a thread stopped: it decoded all of its bits, as many tokens as it can keep, the end of the
-// block, or what is no code.
-enum { GOES_ON, FULL, ENDS, DAMAGED };
-
-// What the threads that decode a tile share. Each keeps the tokens of a span of bits: literals, and
-// matches, whose lengths are in the upper 16 bits, and distances in the lower ones. After literals
-// have been written, it keeps matches only, and their `places` in the bytes of its span. For each
-// thread: where its last token ends in the stream, and why it stopped; numbers of tokens, bytes and
-// matches; and where its bytes are in the tile.
+// What the threads that decode a tile share. words: the next ones of the stream. Each thread keeps
+// the tokens of a span of bits: literals, and matches, whose lengths are in the upper 16 bits, and
+// distances in the lower ones. After literals have been written, it keeps matches only, and their
+// `places` in the bytes of its span. For each thread: where its last token ends in the stream, and
+// the type of what stopped it before the end of its span (FULL for too many tokens); numbers of
+// tokens, bytes and matches; and where its bytes are in the tile.
 struct Inflating {
     Literals literals;
     Distances distances;
     unsigned char lengths[320];
+    unsigned int words[LONGEST_SPAN * THREADS_OF_TILE / 32 + MORE_WORDS];
     unsigned int tokens[TOKENS * THREADS_OF_TILE];
     unsigned short places[TOKENS * THREADS_OF_TILE];
     int ends[THREADS_OF_TILE], stops[THREADS_OF_TILE], counts[THREADS_OF_TILE];
@@ -346,22 +288,43 @@ struct Inflating {
     Match window[THREADS_OF_TILE];
     unsigned int moved, stopped, copied, long_ones;
 };
+enum { FULL = WRONG + 1 };
 
 // Decodes a deflate stream. All threads call all functions and have equal variables, except for
-// what `decode_span` is given and leaves behind.
+// what `decode_span` and `write_literals` are given.
 struct Deflate {
     Inflating &shared;
-    LowBits in;
-    unsigned char *out;
-    int size, done, at;  // bytes of the tile, those decoded, and the next bit of the stream
+    const Words stream;
+    unsigned char *const out;
+    const int size;
+    int done, at, loaded;  // decoded bytes, the next bit, and the number of the first of the words
+
+    // Copy the next words to shared memory.
+    __device__ void load(int bits) {
+        loaded = at / 32;
+        __syncthreads();
+        for (int i = threadIdx.x; i < bits / 32 + MORE_WORDS; i += blockDim.x)
+            shared.words[i] = stream.word(loaded + i);
+        __syncthreads();
+    }
+    // Return the 32 bits from a bit on, lowest first.
+    __device__ __forceinline__ unsigned int peek(int bit) const {
+        const unsigned int *const words = shared.words + ((bit >> 5) - loaded);
+        return __funnelshift_r(words[0], words[1], bit);
+    }
+    __device__ __forceinline__ int take(int bits) {
+        const int value = peek(at) & ((1 << bits) - 1);
+        at += bits;
+        return value;
+    }
 
     // Decode all blocks; return whether they are sound and fill the tile.
     __device__ bool read() {
         for (bool last = false; !last;) {
-            in.seek(at);
-            if (in.left() <= 0) return false;
-            last = in.take(1);
-            const int type = in.take(2);
+            if (at >= stream.end) return false;
+            load(LONGEST_TABLES);
+            last = take(1);
+            const int type = take(2);
             if (type == 3) return false;
             if (type ? !(read_tables(type) && read_codes()) : !read_stored()) return false;
         }
@@ -370,12 +333,11 @@ struct Deflate {
 
     // Copy a block of bytes that are not compressed.
     __device__ bool read_stored() {
-        in.drop(in.left() & 7);  // to the next byte
-        const int length = in.take(16), check = in.take(16);
-        if (length != (check ^ 0xffff) || length > size - done || 8 * length > in.left())
+        at += (stream.end - at) & 7;  // to the next byte
+        const int length = take(16), check = take(16);
+        if (length != (check ^ 0xffff) || length > size - done || 8 * length > stream.end - at)
             return false;
-        at = in.position();
-        const unsigned char *const from = (const unsigned char *)in.words.words + at / 8;
+        const unsigned char *const from = (const unsigned char *)stream.words + at / 8;
         copy(out + done, from, length, length, threadIdx.x, blockDim.x);
         done += length;
         at += 8 * length;
@@ -385,45 +347,45 @@ struct Deflate {
     // Read the codes of a block.
     __device__ bool read_tables(int type) {
         unsigned char *const lengths = shared.lengths;
-        const bool first = !threadIdx.x;
+        const int me = threadIdx.x;
         int count = 288, others = 32;
         if (type == 1) {
-            for (int i = 0; i < 320 && first; ++i)
+            for (int i = me; i < 320; i += blockDim.x)
                 lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : i < 288 ? 8 : 5;
         } else {
             const unsigned char order[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5,
                                              11, 4, 12, 3, 13, 2, 14, 1, 15};
-            count = in.take(5) + 257;
-            others = in.take(5) + 1;
-            const int codes = in.take(4) + 4;
+            count = take(5) + 257;
+            others = take(5) + 1;
+            const int codes = take(4) + 4;
             if (count > 286 || others > 30) return false;
+#pragma unroll 1
             for (int i = 0; i < 19; ++i) {
-                const int length = i < codes ? in.take(3) : 0;
-                if (first) lengths[order[i]] = length;
+                const int length = i < codes ? take(3) : 0;
+                if (!me) lengths[order[i]] = length;
             }
             make_code(shared.literals, lengths, 19, SYMBOLS);
             if (!shared.literals.good) return false;
             int length = 0, of_end = 0;
             for (int i = 0; i < count + others;) {
-                in.fill();
-                const unsigned int entry = find(shared.literals, in, SYMBOLS);
+                const unsigned int entry = find(shared.literals, peek(at));
                 if (type_of(entry) == WRONG) return false;
-                const int symbol = take_value(in, entry);
+                at += size_of(entry);
+                const int symbol = entry >> 16;
                 if (symbol == 16 && !i) return false;
                 if (symbol != 16) length = symbol < 16 ? symbol : 0;
                 const int repeats = symbol < 16    ? 1
-                                    : symbol == 16 ? in.take(2) + 3
-                                    : symbol == 17 ? in.take(3) + 3
-                                                   : in.take(7) + 11;
-                if (repeats > count + others - i) return false;
-                for (const int end = i + repeats; i < end; ++i) {
-                    if (first) lengths[i] = length;
-                    if (i == 256) of_end = length;
-                }
+                                    : symbol == 16 ? take(2) + 3
+                                    : symbol == 17 ? take(3) + 3
+                                                   : take(7) + 11;
+                const int end = i + repeats;
+                if (end > count + others) return false;
+                if (i <= 256 && end > 256) of_end = length;
+                for (int k = i + me; k < end; k += blockDim.x) lengths[k] = length;
+                i = end;
             }
             if (!of_end) return false;
         }
-        at = in.position();
         make_code(shared.literals, lengths, count, LITERALS);
         make_code(shared.distances, lengths + count, others, DISTANCES);
         return shared.literals.good && shared.distances.good;
@@ -436,6 +398,7 @@ struct Deflate {
     __device__ bool read_codes() {
         const int me = threadIdx.x;
         for (int span = FIRST_SPAN;;) {
+            load(span * blockDim.x);
             int begin = at + me * span;
             const int limit = begin + span;
             unsigned int moved = 1u << me, stopped;
@@ -458,39 +421,39 @@ struct Deflate {
             const int last = stopped ? __ffs(stopped) - 1 : blockDim.x - 1;
             const int stop = shared.stops[last], passed = shared.ends[last] - at;
             at += passed;
-            if (stop == DAMAGED || at > in.words.bits) return false;
+            if (stop == WRONG || at > stream.end) return false;
             const int tokens = write(last);
-            if (tokens < 0 || stop == ENDS) return tokens >= 0;
+            if (tokens < 0 || stop == LAST) return tokens >= 0;
             // Spans that are too long for the tokens that can be kept would be decoded in vain.
-            span = max(passed * FEWER_TOKENS / tokens, SHORTEST_SPAN);
+            span = min(max(passed * FEWER_TOKENS / tokens, SHORTEST_SPAN), LONGEST_SPAN);
         }
     }
 
     // Decode what begins in the bits from `begin` to `limit`.
     __device__ void decode_span(int begin, int limit) {
         const int me = threadIdx.x;
-        int count = 0, bytes = 0, stop = GOES_ON;
-        in.seek(begin);
-        while (in.position() < limit) {
+        int bit = begin, count = 0, bytes = 0, stop = PLAIN;
+        while (bit < limit) {
             if (count == TOKENS) stop = FULL;
             if (stop) break;
-            in.fill();
-            const unsigned int entry = find(shared.literals, in, LITERALS);
-            const int type = type_of(entry), value = take_value(in, entry);
-            unsigned int token = value;
-            if (type == MATCH) {
-                in.fill();
-                const unsigned int distance = find(shared.distances, in, DISTANCES);
-                if (type_of(distance) == WRONG) stop = DAMAGED;
-                token = value << 16 | take_value(in, distance);
-            } else if (type != PLAIN) {
-                stop = type == LAST ? ENDS : DAMAGED;
+            const unsigned int bits = peek(bit), entry = find(shared.literals, bits);
+            unsigned int token = value_of(entry, bits);
+            bit += size_of(entry);
+            const int type = type_of(entry);
+            if (type > MATCH) {
+                stop = type;
+                break;
             }
-            if (stop) break;
+            bytes += type == MATCH ? token : 1;
+            if (type == MATCH) {
+                const unsigned int next = peek(bit), distance = find(shared.distances, next);
+                if (type_of(distance) == WRONG) stop = WRONG;
+                token = token << 16 | value_of(distance, next);
+                bit += size_of(distance);
+            }
             shared.tokens[count++ * THREADS_OF_TILE + me] = token;
-            bytes += type == MATCH ? value : 1;
         }
-        shared.ends[me] = in.position();
+        shared.ends[me] = bit;
         shared.stops[me] = stop;
         shared.counts[me] = count;
         shared.sizes[me] = bytes;
@@ -562,9 +525,9 @@ struct Deflate {
 extern "C" __global__ void decode_deflate(const Part *parts, int size, int *flags) {
     __shared__ Inflating shared;
     const Part part = parts[blockIdx.x];
-    Deflate stream = {shared, {}, (unsigned char *)part.target, size, 0, 0};
-    stream.at = stream.in.words.start(part);
-    const bool good = stream.read();
+    const Words stream(part);
+    Deflate decoder = {shared, stream, (unsigned char *)part.target, size, 0, stream.begin, 0};
+    const bool good = decoder.read();
     if (!threadIdx.x) flags[blockIdx.x] = !good;
 }
 

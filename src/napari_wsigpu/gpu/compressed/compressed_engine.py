@@ -36,8 +36,17 @@ MOST_ROW = 1 << 15
 # Matches that are decoded before they are copied, and bytes that a thread copies for one.
 OF_MATCHES = {"CHUNK": 32, "LONG": 64}
 # Tokens of deflate that a thread can keep, and for how many its next span of bits is meant; bits of
-# the first span, and of the shortest.
-OF_SPANS = {"TOKENS": 64, "FEWER_TOKENS": 48, "FIRST_SPAN": 512, "SHORTEST_SPAN": 32}
+# spans; more than the bits of the longest description of a block's codes; words that are loaded in
+# addition, as tokens of the last span may end after it.
+OF_SPANS = {
+    "TOKENS": 48,
+    "FEWER_TOKENS": 36,
+    "FIRST_SPAN": 512,
+    "SHORTEST_SPAN": 32,
+    "LONGEST_SPAN": 1024,
+    "LONGEST_TABLES": 5000,
+    "MORE_WORDS": 4,
+}
 # Numbers of LZW (TIFF 6.0, section 13) and deflate (RFC 1951).
 CONSTANTS = {
     **OF_MATCHES,
