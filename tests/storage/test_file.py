@@ -16,6 +16,7 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
 )
 from napari_wsigpu.model.layout import SlideFile
+from napari_wsigpu.storage import file_source
 from napari_wsigpu.storage.file_source import MERGE_GAP, FileSource
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -282,6 +283,16 @@ class TestManyRanges:
         source = FileSource(SlideFile.of(str(path), path.stat()))
         found = source.read_joined(offsets, lengths)
         for start, length, offset in zip(found.starts, found.lengths, offsets, strict=True):
+            assert found.buffer[start : start + length] == content[offset : offset + length]
+        source.close()
+
+    def test_large_ones_are_read_in_pieces(self, apart, reading, monkeypatch):
+        path, content, offsets, _ = apart
+        monkeypatch.setattr(file_source, "PIECE", 100_000)
+        source = FileSource(SlideFile.of(str(path), path.stat()))
+        lengths = np.array([1, 99_999, 100_000, 100_001, 250_000, 399_999, 10 * MERGE_GAP])
+        found = source.read_joined(offsets[::6].copy(), lengths)
+        for start, length, offset in zip(found.starts, found.lengths, offsets[::6], strict=True):
             assert found.buffer[start : start + length] == content[offset : offset + length]
         source.close()
 
