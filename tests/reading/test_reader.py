@@ -197,16 +197,23 @@ def test_tiles_that_recur_after_clearing_the_cache_are_not_kept(files):
             assert (slide.stats()["cache_hits"] > before) == (not clears)
 
 
-def test_few_lossless_tiles_are_left_to_the_cpu(tmp_path, host_runtime, monkeypatch):
-    asked = []
-    monkeypatch.setattr(BackgroundStart, "worker", lambda _, kind: asked.append(kind))
-    pixels = np.tile(slides.picture(272, 272), (1, 2, 1))
-    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="zlib")
+@pytest.mark.parametrize(("compression", "few"), [("zlib", 15), ("lzw", 15), ("zstd", 95)])
+def test_few_lossless_tiles_are_left_to_the_cpu(
+    tmp_path, host_gpu, host_runtime, monkeypatch, compression, few
+):
+    asked, read = [], []
+    worker = host_runtime.devices.worker(0)
+    monkeypatch.setattr(BackgroundStart, "worker", lambda _, kind: asked.append(kind) or worker)
+    monkeypatch.setattr(DeviceBackend, "read", lambda *_, **__: read.append(1))
+    pixels = np.tile(slides.picture(16, 160), (1, 10, 1))
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression=compression)
     with open_slide(tmp_path / "a.tif") as slide:
-        np.testing.assert_array_equal(slide.read_region((0, 0), (128, 160)), pixels[:160, :128])
-        assert asked == []
-        np.testing.assert_array_equal(slide.read_region((0, 0), (544, 272)), pixels)
-        assert asked == ["deflate"]
+        for tiles in (few, few + 1):
+            shown = slide.read_region((0, 0), (16 * tiles, 16))
+            np.testing.assert_array_equal(shown, pixels[:, : 16 * tiles])
+            assert len(read) == tiles - few
+    kinds = {"zlib": "deflate", "lzw": "LZW", "zstd": "zstd"}
+    assert asked == [kinds[compression]] * 2  # it starts before it is needed
 
 
 @pytest.mark.parametrize(("device", "by_gpu"), [("auto", False), ("cuda", True)])
@@ -215,8 +222,8 @@ def test_few_lossless_tiles_are_sent_to_a_device(tmp_path, host_gpu, monkeypatch
     monkeypatch.setattr(DeviceBackend, "read", lambda *a, **k: asked.append(1) or read(*a, **k))
     tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(16, 16), compression="zlib")
     with open_slide(tmp_path / "a.tif", device=device) as slide:
-        few = slide.read_region((0, 0), (128, 160), device="cuda")
-        np.testing.assert_array_equal(few, pixels[:160, :128])
+        few = slide.read_region((0, 0), (48, 80), device="cuda")
+        np.testing.assert_array_equal(few, pixels[:80, :48])
         assert bool(asked) == by_gpu
         np.testing.assert_array_equal(slide.read_region((0, 0), (272, 272), device="cuda"), pixels)
         assert asked

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # In bytes. Displays draw on a device only if its cache can hold a view and its surroundings.
 LEAST_BUDGET = 256 << 20
-# Our lossless kernels decode each tile with a few slow threads: 25 or a thousand tiles of 192 KiB
-# take 26 to 35 ms, but 16 cores decode 25 of them in 8 ms, and 81 in 24 to 32 ms.
-LOSSLESS, LEAST_LOSSLESS = frozenset({"deflate", "LZW", "PackBits", "zstd"}), 96
+# Fewest tiles that a GPU decodes as fast as 16 cores do. One tile of 192 KiB takes our kernels as
+# long as a thousand: 3 to 5 ms, and 20 ms with zstd, of which a single thread decodes most.
+LEAST_LOSSLESS = {"deflate": 16, "LZW": 16, "PackBits": 16, "zstd": 96}
 
 CPU = "CPU"
 # Keys: codec, and the backend of nvImageCodec or of this package that decodes it.
@@ -192,10 +192,8 @@ class Offload:
 
         if index is not None:
             return read(self._devices.worker(index))
-        if not halvings and self.is_slower(image, plans):
-            return None
         worker = self._devices.background.worker(how.kind)
-        if worker is None:
+        if worker is None or (not halvings and self.is_slower(image, plans)):
             return None
         try:
             return read(worker)
@@ -240,9 +238,8 @@ class Offload:
     def is_slower(self, image: LevelLayout, plans: Sequence[ReadPlan]) -> bool:
         """Return whether a GPU needs longer for plans than the CPU, and was not chosen."""
         how = recipe_for(image)
-        lossless = not isinstance(how, str) and how.kind in LOSSLESS
-        few = sum(len(plan.tiles) for plan in plans) < LEAST_LOSSLESS
-        return self.index is None and lossless and few
+        least = 0 if isinstance(how, str) else LEAST_LOSSLESS.get(how.kind, 0)
+        return self.index is None and sum(len(plan.tiles) for plan in plans) < least
 
     def is_refused(self, image: LevelLayout) -> bool:
         """Return whether it is known that the CPU decodes an image's tiles, now and later."""
