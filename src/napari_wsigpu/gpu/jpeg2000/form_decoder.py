@@ -150,7 +150,6 @@ class FormDecoder:
         parts: dict[str, Array] = {
             "header": np.frombuffer(self.form.header.text, np.uint8),
             "packets": geometry.packets,
-            "precincts": geometry.precincts,
             "bands": geometry.bands,
             "blocks": geometry.blocks,
             "components": geometry.components,
@@ -267,8 +266,8 @@ class FormDecoder:
             "read_packets",
             tiles * WARP,
             *(source, base, base + 8 * tiles, tiles, tables["header"], len(header.text)),
-            *(tables["packets"], len(geometry.packets), tables["precincts"], tables["bands"]),
-            *(tables["blocks"], count, header.style, geometry.nodes, self._records),
+            *(tables["packets"], len(geometry.packets), tables["bands"], len(geometry.bands)),
+            *(count, header.style, geometry.nodes, self._records),
             *(at["states"], at["records"], at["nodes"], at["status"], at["buckets"]),
             block=WARP,
         )

@@ -16,7 +16,6 @@ from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
     COMPONENT,
     LIFT,
     PACKET,
-    PRECINCT,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Geometry(NamedTuple):
     ----------
     edges : tuple of int
         (height, width, left, upper) of the image.
-    blocks, bands, precincts, packets, components, lifts : ndarray
+    blocks, bands, packets, components, lifts : ndarray
         Rows of the types in `gpu.jpeg2000.jpeg2000_tables`; lifts are in the order of execution.
     nodes : int
         Nodes in each of a tile's two sets of tag trees (inclusion and zero bit planes).
@@ -49,7 +48,6 @@ class Geometry(NamedTuple):
     edges: tuple[int, int, int, int]
     blocks: NDArray[np.void]
     bands: NDArray[np.void]
-    precincts: NDArray[np.void]
     packets: NDArray[np.void]
     components: NDArray[np.void]
     lifts: NDArray[np.void]
@@ -164,7 +162,6 @@ class _Planner:
             edges=(lower - upper, right - left, left, upper),
             blocks=blocks,
             bands=np.array(self._bands, BAND),
-            precincts=np.array(self._precincts, PRECINCT),
             packets=self._packets(),
             components=components,
             lifts=_merged(lifts),
@@ -245,9 +242,10 @@ class _Planner:
         while across > 1 or down > 1:
             across, down = (across + 1) // 2, (down + 1) // 2
             nodes += across * down
-        self._bands.append((len(self._blocks), len(columns), len(rows), self._nodes, nodes))
-        self._nodes += nodes
         planes, scale = self._quantum(number, resolution, kind)
+        sizes = len(columns), len(rows), self._nodes, nodes
+        self._bands.append((len(self._blocks), *sizes, planes, coding.style))
+        self._nodes += nodes
         orientation = 2 if kind[0] and kind[1] else int(kind[0] > 0)
         for row in rows:
             top, bottom = max(part.upper, row << high), min(part.lower, row + 1 << high)
@@ -294,7 +292,7 @@ class _Planner:
         return found
 
     def _packets(self) -> NDArray[np.void]:
-        """Return the precinct and layer of each packet, in the order of B.12.1."""
+        """Return the bands and layer of each packet, in the order of B.12.1."""
         layers = range(self._header.layers)
         # LRCP, RLCP, RPCL, PCRL, CPRL; p is the number of the precinct.
         orders = (
@@ -307,7 +305,7 @@ class _Planner:
         order = orders[self._header.progression]
         packets = [(*position, layer) for position in self._positions for layer in layers]
         packets.sort(key=lambda packet: order(*packet))
-        return np.array([packet[4:] for packet in packets], PACKET)
+        return np.array([(*self._precincts[p], layer) for *_, p, layer in packets], PACKET)
 
 
 def _merged(lifts: list[tuple[int, ...]]) -> NDArray[np.void]:

@@ -25,11 +25,11 @@ BLOCK = row_type(
 )
 
 # The code blocks of a subband in one precinct. first: index of the first one; wide, high: number of
-# code blocks across and down; tree, nodes: first node, and number of nodes, of each tag tree.
-BAND = row_type("i4 first, i4 wide, i4 high, i4 tree, i4 nodes")
-# The subbands in a precinct. first, count: index of the first band, and number of bands.
-PRECINCT = row_type("i4 first, i4 count")
-PACKET = row_type("i4 precinct, i4 layer")
+# code blocks across and down; tree, nodes: first node, and number of nodes, of each tag tree;
+# planes, style: those of its code blocks.
+BAND = row_type("i4 first, i4 wide, i4 high, i4 tree, i4 nodes, i4 planes, i4 style")
+# first, count: index of the first band of the packet's precinct, and number of bands.
+PACKET = row_type("i4 first, i4 count, i4 layer")
 
 # State of a code block after its packet headers have been read. first, last: its records; bytes,
 # passes: totals of these; planes: coded bit planes; length_bits: Lblock (T.800, B.10.7.1), 0 until
@@ -65,7 +65,6 @@ TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256], u2 
 STRUCTURES = {
     "Block": BLOCK,
     "Band": BAND,
-    "Precinct": PRECINCT,
     "Packet": PACKET,
     "BlockState": BLOCK_STATE,
     "Record": RECORD,

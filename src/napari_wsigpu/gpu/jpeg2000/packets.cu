@@ -8,17 +8,20 @@
 #define UNKNOWN 0x7fff
 
 // Bits of packet headers. After a byte of 255, the most significant bit of the next one is stuffed
-// and skipped (B.10.1). Bits beyond the end are 0 and set `beyond`.
+// and skipped (B.10.1). Bits beyond the end are 0 and set `beyond`. ahead: the byte at `at`, loaded
+// early because loads take long.
 struct Bits {
     const unsigned char *at, *end;
-    unsigned byte;
+    unsigned ahead, byte;
     int left;
     bool beyond;
 
     __device__ void more() {
         left = byte == 255 ? 7 : 8;
         beyond |= at >= end;
-        byte = at < end ? *at++ : 0;
+        byte = ahead;
+        at += at < end;
+        ahead = at < end ? *at : 0;
     }
     __device__ unsigned next() {
         if (!left) more();
@@ -51,29 +54,40 @@ __device__ unsigned big_endian(const unsigned char *at, int bytes) {
     return value;
 }
 
-// Decode a tag tree (B.10.2) down to the leaf at (x, y); return its value, or at least `threshold` if
-// it is not below that. The lower half of a node is its value, UNKNOWN until it is reached, and the
-// upper half is the least value that is still possible. Levels are stored from the leaves to the
-// root, whose height is `depth`.
-__device__ unsigned descend(unsigned *nodes, const Band &band, int depth, int x, int y,
-                            unsigned threshold, Bits &bits) {
-    int level = band.nodes;
-    unsigned least = 0, value = 0;
-    for (; depth >= 0; --depth) {
-        const int wide = ((band.wide - 1) >> depth) + 1, high = ((band.high - 1) >> depth) + 1;
-        level -= wide * high;
-        unsigned &node = nodes[level + (y >> depth) * wide + (x >> depth)];
-        const unsigned old = node;
-        value = old & 0xffff;
-        least = max(least, old >> 16);
-        while (least < threshold && least < value && !bits.beyond) {
-            if (bits.next()) value = least;
-            else ++least;
+// Walks down a tag tree (B.10.2) from the root to one leaf after the other. Levels are stored from
+// the leaves to the root. The lower half of a node is its value, UNKNOWN until it is reached, and
+// the upper half is the least value that is still possible. height, level: where the last walk ended
+// (initially the root), and the first node there; x, y: the leaf that it was for.
+struct Walk {
+    unsigned *nodes;
+    int wide, high, height, level, x, y;
+
+    __device__ int columns() const { return ((wide - 1) >> height) + 1; }
+    __device__ int size() const { return columns() * (((high - 1) >> height) + 1); }
+
+    // Decode down to another leaf; return its value, or at least `threshold` if it is not below
+    // that. `threshold` has to be that of the last walk, so the nodes of that are not decoded again.
+    // The walk ends early at a node that is not below `threshold`, because no leaf under it is.
+    __device__ unsigned descend(int to_x, int to_y, unsigned threshold, Bits &bits) {
+        const int differ = (x ^ to_x) | (y ^ to_y);
+        x = to_x, y = to_y;
+        for (; differ >> height; ++height) level += size();
+        for (unsigned least = 0;;) {
+            unsigned &node = nodes[level + (y >> height) * columns() + (x >> height)];
+            const unsigned old = node;
+            unsigned value = old & 0xffff;
+            least = max(least, old >> 16);
+            while (least < threshold && least < value && !bits.beyond) {
+                if (bits.next()) value = least;
+                else ++least;
+            }
+            if (old != (least << 16 | value)) node = least << 16 | value;
+            if (!height || least >= threshold) return value;
+            --height;
+            level -= size();
         }
-        if (old != (least << 16 | value)) node = least << 16 | value;
     }
-    return value;
-}
+};
 
 // Decode the number of coding passes (table B.4).
 __device__ int count_passes(Bits &bits) {
@@ -166,7 +180,6 @@ struct Parts {
 // State of a tile while its packet headers are read. nodes: the tag trees for inclusion, then those
 // for zero bit planes, `tree` nodes later; used, most: records in use, and how many there are.
 struct Headers {
-    const Block *blocks;
     BlockState *states;
     Record *records;
     unsigned *nodes;
@@ -176,33 +189,36 @@ struct Headers {
     // Read what a packet's header says about the code blocks of a subband (B.10.4 to B.10.7); return
     // the status.
     __device__ int read_band(const Band &band, unsigned layer) {
-        const int style = blocks[band.first].style, most_planes = blocks[band.first].planes;
         int depth = 0;
         while ((band.wide - 1) >> depth || (band.high - 1) >> depth) ++depth;
-        BlockState ahead = states[band.first];  // loaded early because loads take long
+        const int root = band.nodes - 1;
+        Walk inclusion = {nodes + band.tree, band.wide, band.high, depth, root, 0, 0};
+        Walk zeros = inclusion;
+        zeros.nodes += tree;
+        // Loaded early because loads take long; no code block is included before the first layer.
+        int ahead = layer ? states[band.first].length_bits : 0;
         for (int leaf = 0, x = 0, y = 0; leaf < band.wide * band.high; ++leaf) {
-            BlockState state = ahead;
-            if (leaf + 1 < band.wide * band.high) ahead = states[band.first + leaf + 1];
-            const int wrong = read_block(state, band, depth, x, y, layer, style, most_planes);
-            if (wrong) return wrong;
-            states[band.first + leaf] = state;
+            const bool known = ahead;
+            BlockState &state = states[band.first + leaf];
+            if (layer && leaf + 1 < band.wide * band.high) ahead = (&state)[1].length_bits;
+            // The inclusion tree has the first layer that includes a code block.
+            if (known ? bits.next() : inclusion.descend(x, y, layer + 1, bits) <= layer) {
+                BlockState changed = known ? state : BlockState{};
+                if (!known) {
+                    const int zero = zeros.descend(x, y, MOST_ZERO_PLANES, bits);
+                    if (zero >= band.planes) return DAMAGED;
+                    changed.planes = band.planes - zero;
+                    changed.length_bits = 3;
+                }
+                if (const int wrong = read_block(changed, band.style)) return wrong;
+                state = changed;
+            }
             if (++x == band.wide) x = 0, ++y;
         }
         return FINE;
     }
-    __device__ int read_block(BlockState &state, const Band &band, int depth, int x, int y,
-                              unsigned layer, int style, int most_planes) {
-        if (!state.length_bits) {
-            // Not included before: the inclusion tree has the first layer that includes it.
-            if (descend(nodes + band.tree, band, depth, x, y, layer + 1, bits) > layer) return FINE;
-            const int zero =
-                descend(nodes + tree + band.tree, band, depth, x, y, MOST_ZERO_PLANES, bits);
-            if (zero >= most_planes) return DAMAGED;
-            state.planes = most_planes - zero;
-            state.length_bits = 3;
-        } else if (!bits.next()) {
-            return FINE;
-        }
+    // Read the coding passes and lengths of a code block that a packet includes.
+    __device__ int read_block(BlockState &state, int style) {
         int passes = count_passes(bits);
         // Lblock grows by one for each 1 bit (B.10.7.1).
         while (bits.next())
@@ -236,9 +252,8 @@ __device__ bool is_marker(const unsigned char *at, const unsigned char *end, uns
 }
 
 // Read one packet: its header, and the positions of the bytes that follow (B.9); return the status.
-__device__ int read_packet(const Packet &packet, const Precinct &precinct, const Band *bands,
-                           int style, Headers &headers, Parts &parts,
-                           const unsigned char *encoded) {
+__device__ int read_packet(const Packet &packet, const Band *bands, int style, Headers &headers,
+                           Parts &parts, const unsigned char *encoded) {
     while (parts.at == parts.end)
         if (const int wrong = parts.open()) return wrong;
     // SOP (A.8.1) is optional even if the packet style allows it.
@@ -248,11 +263,11 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     }
     const int first_record = headers.used;
     Bits &bits = headers.bits;
-    bits = Bits{parts.at, parts.end, 0, 0, false};
+    bits = Bits{parts.at, parts.end, parts.at < parts.end ? *parts.at : 0u, 0, 0, false};
     // The first bit is 0 for an empty packet.
     if (bits.next())
-        for (int i = 0; i < precinct.count; ++i) {
-            const Band band = bands[precinct.first + i];
+        for (int i = 0; i < packet.count; ++i) {
+            const Band band = bands[packet.first + i];
             if (const int wrong = headers.read_band(band, packet.layer)) return wrong;
         }
     bits.align();
@@ -269,6 +284,17 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     return FINE;
 }
 
+// Load memory into the L1 cache with all threads: the first one alone would wait for each load.
+// Return all bits that occur in it.
+template <typename Row> __device__ int touch(const Row *rows, int count) {
+    int bits = 0;
+    const long long words = (long long)count * sizeof(Row) / 4;
+    // The cache loads sectors of 32 bytes.
+    for (long long i = threadIdx.x * 8; i < words; i += blockDim.x * 8)
+        bits |= ((const int *)rows)[i];
+    return bits;
+}
+
 // Read the packet headers of all tiles. starts, lengths: each tile's code stream in `encoded`;
 // header: the segments that its headers must have, see Form; tree: nodes in each of a tile's two
 // sets of tag trees; record_count: records for each tile; status: result for each tile. Also clears
@@ -278,10 +304,10 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
                                         const unsigned long long *lengths, int tiles,
                                         const unsigned char *header, int header_length,
                                         const Packet *packets, int packet_count,
-                                        const Precinct *precincts, const Band *bands,
-                                        const Block *blocks, int block_count, int style, int tree,
-                                        int record_count, BlockState *states, Record *records,
-                                        unsigned *nodes, int *status, int *buckets) {
+                                        const Band *bands, int band_count, int block_count,
+                                        int style, int tree, int record_count, BlockState *states,
+                                        Record *records, unsigned *nodes, int *status,
+                                        int *buckets) {
     for (int i = threadIdx.x; i < BUCKETS && !blockIdx.x; i += blockDim.x) buckets[i] = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         BlockState *mine = states + (size_t)tile * block_count;
@@ -289,15 +315,17 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
         for (int i = threadIdx.x; i < block_count; i += blockDim.x) mine[i] = BlockState{};
         for (int i = threadIdx.x; i < 2 * tree; i += blockDim.x) trees[i] = UNKNOWN;
         __syncthreads();
+        const int seen =
+            touch(packets, packet_count) | touch(bands, band_count) | touch(trees, 2 * tree);
+        if (seen < 0) status[tile] = DAMAGED;  // never: the compiler would remove unused loads
         if (threadIdx.x) continue;
         const unsigned char *at = encoded + starts[tile];
         Parts parts = {at, at, at + lengths[tile], {header, header_length, 0}};
         int wrong = parts.open_stream();
-        Headers headers = {blocks, mine,         records + (size_t)tile * record_count,
-                           trees,  tree, 0, record_count};
+        Headers headers = {
+            mine, records + (size_t)tile * record_count, trees, tree, 0, record_count};
         for (int i = 0; i < packet_count && !wrong; ++i)
-            wrong = read_packet(packets[i], precincts[packets[i].precinct], bands, style, headers,
-                                parts, encoded);
+            wrong = read_packet(packets[i], bands, style, headers, parts, encoded);
         if (!wrong) wrong = parts.close();
         status[tile] = wrong;
         // No thread of the next kernels decodes a code block of a damaged tile.
