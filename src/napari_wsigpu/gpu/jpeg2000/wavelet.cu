@@ -90,6 +90,9 @@ extern "C" __global__ void assemble_coefficients(const Block *blocks, int block_
 #define LOW 1.230174105f
 #define HIGH 1.625732422f
 
+// Coefficients that a thread loads at once.
+#define AT_ONCE 5
+
 // Positions beyond an end are mirrored (F.3.7), as often as necessary.
 __device__ int mirrored(int i, int length) {
     if (length == 1) return 0;
@@ -145,14 +148,24 @@ __device__ void invert_patch(const Lift &lift, const T *bands, const T *lows, in
     const int lanes = min(32, (int)blockDim.x), warps = blockDim.x / lanes;
     for (int i = threadIdx.x % lanes; i < columns + 2 * REACH; i += lanes) {
         const int x = lift.left + mirrored(left - REACH + i - lift.left, lift.width);
-        const int column = x % 2 ? lift.low_width + x / 2 : x / 2 - lift.left;
-        for (int k = threadIdx.x / lanes; k < rows; k += warps) {
-            const int y = lift.upper + mirrored(upper - REACH + k - lift.upper, lift.height);
-            const long long row = y % 2 ? lift.low_height + y / 2 : y / 2 - lift.upper;
-            const T value = x % 2 || y % 2 ? bands[row * lift.pitch + column]
-                                           : lows[row * lows_pitch + column];
-            patch.bands[k * stride + i] =
-                lift.width > 1 ? weighted(value, x % 2 == 0) : only(value, x % 2 == 0);
+        const int column = x & 1 ? lift.low_width + (x >> 1) : (x >> 1) - lift.left;
+        for (int first = threadIdx.x / lanes; first < rows; first += AT_ONCE * warps) {
+            // A thread waits for several loads at once because each takes long.
+            T values[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k) {
+                const int next = upper - REACH + min(first + k * warps, rows - 1);
+                const int y = lift.upper + mirrored(next - lift.upper, lift.height);
+                const int row = y & 1 ? lift.low_height + (y >> 1) : (y >> 1) - lift.upper;
+                const bool high = (x | y) & 1;
+                const int pitch = high ? lift.pitch : lows_pitch;
+                values[k] = (high ? bands : lows)[(long long)row * pitch + column];
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k)
+                if (first + k * warps < rows)
+                    patch.bands[(first + k * warps) * stride + i] =
+                        lift.width > 1 ? weighted(values[k], !(x & 1)) : only(values[k], !(x & 1));
         }
     }
     __syncthreads();
@@ -204,17 +217,19 @@ __device__ void invert_planes(const Lift &lift, const T *bands, T *lifted, T *ha
     }
 }
 
-// Transform one resolution of some planes of all tiles. bands: coefficients; lifted, halves: memory
-// for resolutions, in turn, so that no plane is read and written at once; the finest one is in
-// `lifted`, which is as large as `bands`. half_size: elements of a tile in `halves`.
-extern "C" __global__ void invert_wavelet(const Lift *lift, const void *bands, void *lifted,
+// Transform one resolution of some planes of all tiles. lifts: the row of the resolution; bands:
+// coefficients; lifted, halves: memory for resolutions, in turn, so that no plane is read and written
+// at once; the finest one is in `lifted`, which is as large as `bands`. half_size: elements of a tile
+// in `halves`.
+extern "C" __global__ void invert_wavelet(const Lift *lifts, const void *bands, void *lifted,
                                           void *halves, int tiles, long long tile_size,
                                           long long half_size) {
     __shared__ Patch<int> patch;
-    if (lift->reversible)
-        invert_planes(*lift, (const int *)bands, (int *)lifted, (int *)halves, tiles, tile_size,
+    const Lift lift = *lifts;  // otherwise loaded again after each write to memory
+    if (lift.reversible)
+        invert_planes(lift, (const int *)bands, (int *)lifted, (int *)halves, tiles, tile_size,
                       half_size, patch);
     else
-        invert_planes(*lift, (const float *)bands, (float *)lifted, (float *)halves, tiles, tile_size,
+        invert_planes(lift, (const float *)bands, (float *)lifted, (float *)halves, tiles, tile_size,
                       half_size, (Patch<float> &)patch);
 }
