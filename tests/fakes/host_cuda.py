@@ -45,7 +45,7 @@ SHIM = r"""
 #define __device__
 #define __shared__ static
 #define __align__ alignas
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __forceinline__ inline
 #define __noinline__
 #define __syncthreads() (meeting ? meeting->arrive_and_wait() : (void)0)
@@ -153,7 +153,7 @@ static long long launch(void (*kernel)(Arguments...), const unsigned *sizes, voi
 }
 """
 
-KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)')
+KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)')
 LAUNCH = """
 extern "C" long long launch_{0}(const unsigned *sizes, void **arguments) {{
     return launch({0}, sizes, arguments);

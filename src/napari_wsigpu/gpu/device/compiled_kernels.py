@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Without fused multiply-add, products and sums are rounded separately, as on the host.
 OPTIONS = ("--fmad=false",)
-KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
+KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 
 
 class CompiledKernels:

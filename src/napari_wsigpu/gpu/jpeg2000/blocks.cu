@@ -1,170 +1,200 @@
 // Bit planes of code blocks (tier 1: T.800, annex D), decoded by the MQ decoder (annex C). A thread
-// decodes a code block, whose stripes of 4 rows are divided into groups of 8 columns. A group is a
-// word of 10 columns of 6 bits, from top to bottom: bit 6 * column + row. The outer columns and
-// rows are copies of the neighboring groups' samples, so one shift isolates the neighborhood of a
-// sample, and the order of the bits is the order of coding (D.1). The groups of a warp's code
-// blocks are interleaved: its threads process them in step, so their loads are contiguous.
+// decodes a code block, whose stripes of 4 rows are divided into groups of 8 columns. Samples of a
+// group are numbered in the order of coding (D.1), 4 * column + row; bits of masks have these
+// numbers. A word also has the samples around the group: it has 10 columns of 6 bits, from top to
+// bottom, bit 6 * column + row. The outer columns and rows are copies of the neighboring groups'
+// samples, so one shift isolates the neighborhood of a sample. The groups of a warp's code blocks
+// are interleaved: its threads process them in step, so their loads are contiguous.
+//
+// Each decision depends on the one before it, so the slowest code block determines how long a small
+// batch takes. Therefore, the loops over samples have one branch, which is not taken for most
+// samples: a GPU waits for the condition of each.
 
-// Masks of the top row of all columns, the top row of the 8 inner columns, and all inner samples.
+// Words of the top row of all columns, and of all inner samples.
 #define EVERY_COLUMN 0x041041041041041ull
-#define INNER_COLUMNS 0x001041041041040ull
-#define INNER (INNER_COLUMNS * 30)
+#define INNER (0x001041041041040ull * 30)
 // One column.
 #define EDGE 63ull
-// Contexts (table D.7 and D.1 to D.4): 0 to 8 for significance, then these.
+// Mask of the top row.
+#define FIRST_ROW 0x11111111u
+// Contexts (table D.7 and D.1 to D.4): 0 to 8 for significance, then these, and RUN.
 #define CONTEXTS 19
 #define SIGN 9
 #define REFINED 14
-#define RUN 17
 #define UNIFORM 18
 
 // Shared memory of a block of threads: tables, and contexts of each thread. Contexts of one kind
 // are adjacent, so that the threads of a warp access different banks.
 struct Shared {
+    uint2 transitions[94];
     unsigned contexts[CONTEXTS * THREADS_OF_BLOCKS];
-    unsigned transitions[94];
     unsigned char significance[3 * 512];
     unsigned char signs[256];
 };
 
 // Decodes the codeword segments of one code block: decisions of the MQ decoder, or raw bits (D.6).
-// a, c and left are the interval, the code register and CT of annex C.
+// a, c and left are the interval, the code register and CT of annex C; a is shifted by 16. last,
+// ahead: the last byte of the segment that was used, and the next one, loaded early because loads
+// take long; at, rest: the bytes after these in the current part of the segment, and their number.
 struct Coder {
-    const unsigned char *encoded, *at, *end;
+    const unsigned char *encoded, *at;
     const Record *records;
-    const unsigned *transitions;
+    const uint2 *transitions;
     unsigned *contexts;
     int record;
-    unsigned a, c, last;
+    unsigned rest, a, c, last, ahead;
     int left;
-    bool raw;
 
-    // Make `at` point to the next byte of the segment, whose parts may be in several packets.
-    // Return false at the end of the segment, where the decoder reads bytes of 255 (D.4.1).
-    __device__ bool ready() {
-        while (at == end) {
-            const int next = records[record].next;
-            if (next < 0 || records[next].starts) return false;
-            take(next);
-        }
-        return true;
-    }
     __device__ void take(int next) {
         record = next;
         at = encoded + records[next].offset;
-        end = at + records[next].length;
+        rest = records[next].length;
     }
-    // BYTEIN (C.3.4): after 255, a byte above 0x8f is a marker, and any other has a stuffed bit.
-    __device__ void more() {
-        const unsigned byte = ready() ? *at : 255;
-        if (last == 255 && byte > 0x8f) {
-            c += 0xff00;
-            left = 8;
-            return;
+    // Go to the next byte of the segment, whose parts may be in several packets. At the end of the
+    // segment, the decoder reads bytes of 255 (D.4.1).
+    __device__ void advance() {
+        last = ahead;
+        ahead = 255;
+        while (!rest) {
+            const int next = records[record].next;
+            if (next < 0 || records[next].starts) return;
+            take(next);
         }
-        c += byte << (last == 255 ? 9 : 8);
-        left = last == 255 ? 7 : 8;
-        last = byte;
-        at += at != end;
+        --rest;
+        ahead = *at++;
+    }
+    // BYTEIN (C.3.4), `-left` bits late: after 255, a byte above 0x8f is a marker, and any other
+    // has a stuffed bit.
+    __device__ void more() {
+        const bool stuffed = last == 255, marker = stuffed && ahead > 0x8f;
+        const int bits = stuffed && !marker ? 7 : 8;
+        c += (marker ? 255 : ahead) << (16 - bits - left);
+        left += bits;
+        if (!marker) advance();
     }
     // Start a codeword segment: INITDEC (C.3.5) unless it is raw.
-    __device__ void start(int next, bool not_coded) {
+    __device__ void start(int next, bool raw) {
         take(next);
-        raw = not_coded;
-        left = 0;
-        last = 0;
-        c = 0;
+        advance();
+        last = left = 0;
         if (raw) return;
-        last = ready() ? *at++ : 255;
+        advance();
         c = last << 16;
         more();
         c <<= 7;
         left -= 7;
-        a = 0x8000;
+        a = 0x80000000;
     }
-    // Initial states of contexts (table D.7).
+    // Initial states of contexts (table D.7): 4, 3, 46 and 0 of table C.2.
     __device__ void reset() {
         for (int i = 0; i < CONTEXTS; ++i)
-            contexts[i * THREADS_OF_BLOCKS] = transitions[i == 0 ? 8 : i == RUN    ? 6
-                                                                   : i == UNIFORM ? 92
-                                                                                  : 0];
+            contexts[i * THREADS_OF_BLOCKS] = i == 0         ? 0x05210040
+                                              : i == RUN     ? 0x0ac10030
+                                              : i == UNIFORM ? 0x560102e0
+                                                             : 0x56010000;
     }
     // A bit of a raw segment, in which a 0 is stuffed after 255 (D.6).
     __device__ unsigned raw_bit() {
         if (!left) {
-            const bool stuffed = last == 255;
-            last = 255;
-            left = stuffed ? 7 : 8;
-            if (ready()) {
-                last = *at;
-                if (stuffed && last > 0x8f) {
-                    last = 255;
-                    left = 8;
-                } else {
-                    ++at;
-                }
-            }
+            const bool stuffed = last == 255, marker = stuffed && ahead > 0x8f;
+            left = stuffed && !marker ? 7 : 8;
+            if (!marker) advance();
         }
         return last >> --left & 1;
     }
-    // DECODE (C.3.2) in a context, whose entry has Qe, the next entries and the more probable
-    // symbol: see _transitions in jpeg2000_tables.py.
-    __device__ unsigned decide(int context) {
-        unsigned &entry = contexts[context * THREADS_OF_BLOCKS];
-        const unsigned state = entry, interval = state >> 16;
-        unsigned bit = state & 1;
+    // DECODE (C.3.2) with the state of a context: see _transitions in jpeg2000_tables.py. Call `fill`
+    // before the next decision. Free of branches, because most decisions are not predictable: both
+    // intervals are computed, both next states are loaded, and renormalization may shift by 0.
+    __device__ unsigned decode(unsigned &state) {
+        const uint2 after = transitions[state >> 3 & 127];
+        const unsigned interval = state & 0xffff0000;
+        const bool lower = c < interval;
         a -= interval;
         // Conditional exchange: if less than Qe is left, the symbols swap their intervals.
-        bool expected = a >= interval;
-        if (c >> 16 < interval) {
-            expected = !expected;
-            a = interval;
-        } else {
-            c -= interval << 16;
-            if (a & 0x8000) return bit;
-        }
-        bit ^= !expected;
-        entry = transitions[(expected ? state >> 8 : state >> 1) & 127];
-        int shift = __clz(a) - 16;
-        while (shift > left) {
-            a <<= left;
-            c <<= left;
-            shift -= left;
-            more();
-        }
+        const bool expected = lower == a < interval;
+        const unsigned bit = (state ^ !expected) & 1;
+        if (lower) a = interval;
+        else c -= interval;
+        const int shift = __clz(a);
+        if (shift) state = expected ? after.x : after.y;
         a <<= shift;
         c <<= shift;
         left -= shift;
         return bit;
     }
+    __device__ void fill() {
+        while (left < 0) more();
+    }
+    __device__ unsigned &state(int context) { return contexts[context * THREADS_OF_BLOCKS]; }
+    __device__ unsigned decode(int context) {
+        unsigned entry = state(context);
+        const unsigned bit = decode(entry);
+        state(context) = entry;
+        return bit;
+    }
+    __device__ unsigned decide(int context) {
+        const unsigned bit = decode(context);
+        fill();
+        return bit;
+    }
+    // Make 8 decisions in a context at once if each is a more probable 0 without renormalization;
+    // return whether they were made.
+    __device__ bool eight_zeros(int context) {
+        const unsigned entry = state(context), interval = entry & 0xffff0000;
+        if (entry & 1 || min(c, a - 0x80000000) / 8 < interval) return false;
+        a -= 8 * interval;
+        c -= 8 * interval;
+        return true;
+    }
 };
 
-// Masks of a group of samples and its surroundings: the significant samples, and those of them that
-// are negative. valid: the group's own samples within the code block.
+// Words of a group of samples and its surroundings: the significant samples, and those of them that
+// are negative. found: mask of the group's own samples that became significant in this pass.
 struct Group {
-    Word significant, negative, valid;
+    Word significant, negative;
+    unsigned found;
 };
 
-// Return a mask of samples and all of their eight neighbors.
+// Words of a group's own samples, and of the groups above and below it.
+struct Stack {
+    Pair own, above, below;
+
+    // Copy the adjacent rows of the groups above and below; top, bottom: masks of these rows.
+    __device__ Group join(Word top, Word bottom) const {
+        return Group{own.first | above.first >> 4 & top | below.first << 4 & bottom,
+                     own.second | above.second >> 4 & top | below.second << 4 & bottom, 0};
+    }
+};
+
+// Return the samples of a word and all of their eight neighbors.
 __device__ Word dilate(Word word) {
     word |= word << 1 | word >> 1;
     return word << 6 | word >> 6 | word;
 }
 
-// Shift a word so that a sample becomes bit 7, and its neighborhood bits 0-2, 6-8 and 12-14.
-__device__ unsigned around(Word word, int bit) { return (unsigned)(word >> (bit - 7)); }
+// Return the samples of a word that are neighbors of others.
+__device__ Word neighbors(Word word) {
+    const Word beside = word << 1 | word >> 1, columns = beside | word;
+    return columns << 6 | columns >> 6 | beside;
+}
+
+// Return where the neighborhood of a sample starts in a word: bits 0-2, 6-8 and 12-14 from there.
+__device__ int corner(int sample) { return sample + (sample & 28) / 2; }
+__device__ unsigned around(Word word, int sample) { return (unsigned)(word >> corner(sample)); }
 
 // Return the index into _significance in jpeg2000_tables.py for the result of `around`.
 __device__ unsigned nine(unsigned columns) {
     return columns & 7 | columns >> 3 & 0x38 | columns >> 6 & 0x1c0;
 }
 
-// Return half of the index into _signs in jpeg2000_tables.py: left, upper, lower, right neighbor.
-__device__ unsigned four(unsigned columns) {
-    return columns >> 1 & 1 | columns >> 5 & 2 | columns >> 6 & 4 | columns >> 10 & 8;
+// Return the index into _signs in jpeg2000_tables.py for the results of `around`: two bits each for
+// the left, upper, lower and right neighbor.
+__device__ unsigned four(unsigned significant, unsigned negative) {
+    const unsigned pairs = significant >> 1 & 0x10a1 | negative & 0x2142;
+    return pairs & 3 | pairs >> 3 & 0x3c | pairs >> 6 & 0xc0;
 }
 
-// Return the group's own samples as 32 bits: bit 4 * column + row.
+// Return the mask of a word's inner samples.
 __device__ unsigned dense(Word word) {
     word >>= 7;
     word = word & 0xf00f00f00full | word >> 2 & 0xf00f00f00f0ull;
@@ -172,100 +202,138 @@ __device__ unsigned dense(Word word) {
     return (unsigned)(word & 0xffff | word >> 8 & 0xffff0000);
 }
 
+// Return the first sample of a mask, which must not be empty.
+__device__ int first(unsigned mask) { return 31 - __clz(mask & (0 - mask)); }
+
+// Return the mask of the neighbors that are coded after a sample: below it and in the next column.
+__device__ unsigned later(int sample) { return (0x183a3a32u >> (sample & 3) * 8 & 63) << sample; }
+
 // Coding passes over one group of a code block.
 struct Decoding {
     Coder coder;
     const unsigned char *significance, *signs;
 
-    __device__ unsigned decide(int context) {
-        return coder.raw ? coder.raw_bit() : coder.decide(context);
+    // Return the context of a sample's significance, or RUN if it is in `runs`.
+    __device__ int context_of(const Group &group, int sample, unsigned runs = 0) const {
+        return significance[nine(around(group.significant, sample)) | runs >> sample << 4 & 16];
     }
     // Decode a sign (D.3.2); raw signs are not predicted.
-    __device__ void sign(Group &group, int bit) {
-        const unsigned entry = signs[four(around(group.significant, bit)) |
-                                     four(around(group.negative, bit)) << 4];
-        const unsigned negative =
-            coder.raw ? coder.raw_bit() : coder.decide(SIGN + (entry & 7)) ^ entry >> 3;
-        group.significant |= 1ull << bit;
-        group.negative |= (Word)negative << bit;
-    }
-    __device__ unsigned becomes_significant(const Group &group, int bit) {
-        return decide(significance[nine(around(group.significant, bit))]);
+    template <bool RAW> __device__ void sign(Group &group, int sample) {
+        unsigned negative;
+        if (RAW) {
+            negative = coder.raw_bit();
+        } else {
+            const unsigned entry =
+                signs[four(around(group.significant, sample), around(group.negative, sample))];
+            negative = coder.decide(SIGN + (entry & 7)) ^ entry >> 3;
+        }
+        group.significant |= 128ull << corner(sample);
+        group.negative |= (Word)negative << (corner(sample) + 7);
+        group.found |= 1u << sample;
     }
 
-    // Significance propagation (D.3.1) to samples with a significant neighbor, and from each that
-    // becomes significant to its later neighbors. Return a mask of the samples that were coded.
-    __device__ Word propagate(Group &group) {
-        Word todo = dilate(group.significant) & ~group.significant & group.valid, coded = 0;
-        while (todo) {
-            const Word sample = todo & (0 - todo);
-            const int bit = __ffsll(sample) - 1;
-            coded |= sample;
-            todo ^= sample;
-            if (becomes_significant(group, bit)) {
-                sign(group, bit);
-                const Word later = 0 - (sample << 1);
-                todo |= dilate(sample) & ~group.significant & group.valid & later;
+    // Significance propagation (D.3.1) to `todo`, samples with a significant neighbor, and from
+    // each that becomes significant to its later neighbors. zeros: all insignificant samples. Return
+    // the samples that were coded.
+    template <bool RAW>
+    __device__ unsigned propagate(Group &group, unsigned todo, unsigned zeros) {
+        unsigned coded = todo;
+        for (;;) {
+            const int sample = first(todo);
+            todo &= todo - 1;
+            const bool one = RAW ? coder.raw_bit() : coder.decode(context_of(group, sample));
+            // `|` because each `||` would be a branch.
+            if (one | coder.left < 0 | !todo) {
+                coder.fill();
+                if (one) {
+                    sign<RAW>(group, sample);
+                    todo |= later(sample) & zeros;
+                    coded |= todo;
+                }
+                if (!todo) return coded;
             }
         }
-        return coded;
     }
-    // Magnitude refinement (D.3.3) of samples that were significant before this plane; return a
-    // mask of those whose bit is 1. refined: samples that were refined in an earlier plane.
-    __device__ Word refine(const Group &group, Word todo, Word refined) {
-        Word ones = 0;
-        while (todo) {
-            const Word sample = todo & (0 - todo);
-            const int bit = __ffsll(sample) - 1;
-            const bool alone = !(nine(around(group.significant, bit)) & ~16);
-            const int context = sample & refined ? REFINED + 2 : alone ? REFINED : REFINED + 1;
-            if (decide(context)) ones |= sample;
-            todo ^= sample;
+    // Magnitude refinement (D.3.3) of samples that were significant before this plane; return those
+    // whose bit is 1. fresh: samples that are refined for the first time.
+    template <bool RAW>
+    __device__ unsigned refine(const Group &group, unsigned todo, unsigned fresh) {
+        unsigned ones = 0;
+        if (RAW) {
+            for (; todo; todo &= todo - 1)
+                if (coder.raw_bit()) ones |= todo & (0 - todo);
+            return ones;
         }
+        const unsigned beside = fresh ? dense(neighbors(group.significant)) : 0;
+        // States are in registers during the loop, which is faster than shared memory.
+        unsigned alone = coder.state(REFINED), near = coder.state(REFINED + 1);
+        unsigned again = coder.state(REFINED + 2), sample = todo & (0 - todo);
+        for (;;) {
+            todo ^= sample;
+            const unsigned next = todo & (0 - todo);
+            const bool is_fresh = sample & fresh, is_near = sample & beside;
+            unsigned state = is_fresh ? is_near ? near : alone : again;
+            if (coder.decode(state)) ones |= sample;
+            again = is_fresh ? again : state;
+            near = is_fresh && is_near ? state : near;
+            alone = is_fresh && !is_near ? state : alone;
+            sample = next;
+            if (coder.left < 0 | !next) {
+                coder.fill();
+                if (!next) break;
+            }
+        }
+        coder.state(REFINED) = alone;
+        coder.state(REFINED + 1) = near;
+        coder.state(REFINED + 2) = again;
         return ones;
     }
     // Cleanup (D.3.4): the remaining samples. A whole column without significant neighbors is coded
     // by one decision, and the position of its first significant sample by two more.
-    __device__ void clean_up(Group &group, Word todo) {
-        while (todo) {
-            Word sample = todo & (0 - todo);
-            int bit = __ffsll(sample) - 1;
-            const Word column = 15 * sample;
-            bool now;
-            // Bit 1 of a column is its first row; 18 bits are the column and both neighbors.
-            if (sample & INNER_COLUMNS << 1 && (todo & column) == column &&
-                !(around(group.significant, bit) & 0x3ffff)) {
-                if (!coder.decide(RUN)) {
-                    todo &= ~column;
-                    continue;
+    __device__ void clean_up(Group &group, unsigned todo) {
+        unsigned runs = todo & ~dense(dilate(group.significant));
+        runs &= runs >> 1;
+        runs &= runs >> 2;
+        runs &= FIRST_ROW;
+        if (runs == FIRST_ROW && coder.eight_zeros(RUN)) return;
+        for (;;) {
+            int sample = first(todo);
+            const bool run = runs >> sample & 1;
+            todo &= ~((run ? 15u : 1u) << sample);
+            const bool one = coder.decode(context_of(group, sample, runs));
+            if (one | coder.left < 0 | !todo) {
+                coder.fill();
+                if (one) {
+                    if (run) {
+                        const unsigned column = 15u << sample;
+                        sample += coder.decide(UNIFORM) << 1;
+                        sample += coder.decide(UNIFORM);
+                        todo |= column & 0xfffffffeu << sample;
+                    }
+                    sign<false>(group, sample);
+                    runs &= ~(16u << (sample & 28));
                 }
-                int run = coder.decide(UNIFORM) << 1;
-                run |= coder.decide(UNIFORM);
-                todo &= ~(sample * ((1 << run) - 1));
-                bit += run;
-                sample <<= run;
-                now = true;
-            } else {
-                now = becomes_significant(group, bit);
+                if (!todo) return;
             }
-            if (now) sign(group, bit);
-            todo &= ~sample;
         }
     }
 };
 
 // Decode all code blocks. work: code blocks in the order of `sort_work`; step: number of threads in
-// a warp that decode a code block each; state: masks of significant and of negative samples, for
+// a warp that decode a code block each; state: words of significant and of negative samples, for
 // each group of each code block; refining: likewise, masks of the samples that were coded in this
-// plane and of those refined so far; planes: bits of each plane from the highest, see `dense`.
-extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS)
+// plane's first pass and of those refined so far; planes: masks of the 1 bits of each plane from
+// the highest.
+// Without the second bound, the compiler keeps values in slow local memory.
+extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
     decode_blocks(const unsigned char *encoded, const Block *blocks, int block_count,
                   const BlockState *states, const Record *records, int record_count,
                   const int *work, int work_count, int step, int groups, int most_planes,
-                  const Tables *tables, Pair *state, Pair *refining, unsigned *planes) {
+                  const Tables *tables, Pair *state, uint2 *refining, unsigned *planes) {
     __shared__ Shared shared;
     for (int i = threadIdx.x; i < 94; i += blockDim.x)
-        shared.transitions[i] = tables->transitions[i];
+        shared.transitions[i] =
+            uint2{tables->transitions[2 * i], tables->transitions[2 * i + 1]};
     for (int i = threadIdx.x; i < 3 * 512; i += blockDim.x)
         shared.significance[i] = tables->significance[i];
     for (int i = threadIdx.x; i < 256; i += blockDim.x) shared.signs[i] = tables->signs[i];
@@ -277,14 +345,17 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS)
                               lanes + lane;
          item < work_count; item += (long long)warps * lanes) {
         const BlockState &found = states[work[item]];
-        if (!found.passes) continue;
+        const int passes = found.passes;
+        if (!passes) continue;
         const Block &block = blocks[work[item] % block_count];
         const size_t row = item / step, column = item % step;
         Pair *const my_state = state + row * groups * step + column;
-        Pair *const my_refining = refining + row * groups * step + column;
+        uint2 *const my_refining = refining + row * groups * step + column;
         unsigned *const my_planes = planes + row * most_planes * groups * step + column;
-        const int style = block.style, across = (block.width + 7) / 8;
-        const int stripes = (block.height + 3) / 4;
+        const int style = block.style, height = block.height, across = (block.width + 7) / 8;
+        const int stripes = (height + 3) / 4, line = across * step;
+        // Samples of the last group in each row of groups.
+        const unsigned last_columns = ~0u >> (-block.width & 7) * 4;
         Decoding decoding;
         Coder &coder = decoding.coder;
         decoding.significance = shared.significance + 512 * block.orientation;
@@ -294,12 +365,17 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS)
         coder.transitions = shared.transitions;
         coder.contexts = shared.contexts + threadIdx.x;
         coder.reset();
+        for (int i = 0; i < stripes * line; i += step) {
+            my_state[i] = Pair{0, 0};
+            my_refining[i] = uint2{0, 0};
+        }
         int record = found.first, remaining = 0;
-        for (int pass = 0; pass < found.passes; ++pass) {
+        for (int pass = 0; pass < passes; ++pass) {
             // The first pass is a cleanup; each further plane has propagation, refinement, cleanup.
             const int kind = (pass + 2) % 3, plane = (pass + 2) / 3;
+            const bool raw = style & BYPASS && pass >= 10 && kind != 2;
             if (!remaining) {
-                coder.start(record, style & BYPASS && pass >= 10 && kind != 2);
+                coder.start(record, raw);
                 do {
                     remaining += coder.records[record].passes;
                     record = coder.records[record].next;
@@ -307,66 +383,59 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS)
             }
             --remaining;
             if (style & RESET_CONTEXTS && pass) coder.reset();
+            Pair *here = my_state;
+            uint2 *masks = my_refining;
             unsigned *ones = my_planes + (size_t)plane * groups * step;
             for (int stripe = 0; stripe < stripes; ++stripe) {
-                const int high = min(4, block.height - 4 * stripe);
-                const Word rows = ((1 << high) - 1) << 1;
-                const size_t first_group = (size_t)stripe * across;
-                Group before = {0, 0, 0}, group = {0, 0, 0}, after;
-                for (int k = -1; k < across; ++k) {
-                    // Load the next group: its own samples, and the rows above and below them.
-                    after.significant = after.negative = 0;
-                    if (k + 1 < across) {
-                        const Pair *next = my_state + (first_group + k + 1) * step;
-                        if (pass) after.significant = next->first, after.negative = next->second;
-                        if (stripe) {
-                            const Pair above = next[-(long long)across * step];
-                            after.significant |= above.first >> 4 & EVERY_COLUMN;
-                            after.negative |= above.second >> 4 & EVERY_COLUMN;
+                const unsigned rows = FIRST_ROW * ((1 << min(4, height - 4 * stripe)) - 1);
+                // With vertically causal contexts (D.7), the stripe below is ignored.
+                const bool upper = stripe > 0, lower = stripe + 1 < stripes && !(style & CAUSAL);
+                const Word top = upper ? EVERY_COLUMN : 0, bottom = lower ? EVERY_COLUMN << 5 : 0;
+                const auto load = [=](const Pair *at) {
+                    return Stack{*at, at[upper ? -line : 0], at[lower ? line : 0]};
+                };
+                Word left = 0, negative_left = 0;
+                // Groups are loaded two ahead because loads take long.
+                Group after = load(here).join(top, bottom);
+                Stack next = load(here + (across > 1 ? step : 0));
+                for (int k = 0; k < across; ++k, here += step, masks += step, ones += step) {
+                    Group group = after;
+                    after = next.join(top, bottom);
+                    next = load(here + (k + 2 < across ? 2 * step : 0));
+                    // Copy the adjacent columns of the groups to the left and right.
+                    const Word right = k + 1 < across ? EDGE << 6 : 0;
+                    group.significant |= left | (after.significant & right) << 48;
+                    group.negative |= negative_left | (after.negative & right) << 48;
+                    const unsigned set = dense(group.significant);
+                    const unsigned zeros = rows & (k + 1 < across ? ~0u : last_columns) & ~set;
+                    const uint2 old = *masks;
+                    if (kind == 1) {
+                        const unsigned todo = set & ~old.x;
+                        if (todo) {
+                            const unsigned fresh = todo & ~old.y;
+                            const unsigned found = raw ? decoding.refine<true>(group, todo, fresh)
+                                                       : decoding.refine<false>(group, todo, fresh);
+                            // Atomic because that does not wait for the old value.
+                            if (found) atomicOr(ones, found);
+                            if (fresh) masks->y = todo;
                         }
-                        // With vertically causal contexts (D.7), the stripe below is ignored.
-                        if (pass && stripe + 1 < stripes && !(style & CAUSAL)) {
-                            const Pair below = next[(long long)across * step];
-                            after.significant |= below.first << 4 & EVERY_COLUMN << 5;
-                            after.negative |= below.second << 4 & EVERY_COLUMN << 5;
-                        }
-                    }
-                    if (k < 0) {
-                        group = after;
-                        continue;
-                    }
-                    // Copy the columns of the groups to the left and right.
-                    const size_t index = (first_group + k) * step;
-                    group.significant |= before.significant >> 48 & EDGE |
-                                         (after.significant & EDGE << 6) << 48;
-                    group.negative |= before.negative >> 48 & EDGE |
-                                      (after.negative & EDGE << 6) << 48;
-                    const int wide = min(8, block.width - 8 * k);
-                    group.valid = (INNER_COLUMNS & ((1ull << (6 * wide + 6)) - 1)) * rows;
-                    const Word old = group.significant;
-                    if (kind == 0) {
-                        my_refining[index].first = decoding.propagate(group);
-                        ones[index] = dense(group.significant & ~old);
-                    } else if (kind == 1) {
-                        const Pair refining = my_refining[index];
-                        const Word refined = plane > 1 ? refining.second : 0;
-                        const Word todo = group.significant & group.valid & ~refining.first;
-                        if (todo) ones[index] |= dense(decoding.refine(group, todo, refined));
-                        if (todo || plane == 1) my_refining[index].second = refined | todo;
                     } else {
-                        const Word coded = pass ? my_refining[index].first : 0;
-                        const Word todo = group.valid & ~(group.significant | coded);
-                        decoding.clean_up(group, todo);
-                        const unsigned found = dense(group.significant & ~old);
-                        if (!pass) ones[index] = found;
-                        else if (found) ones[index] |= found;
+                        if (kind == 0) {
+                            unsigned todo = zeros & dense(dilate(group.significant));
+                            if (todo)
+                                todo = raw ? decoding.propagate<true>(group, todo, zeros)
+                                           : decoding.propagate<false>(group, todo, zeros);
+                            masks->x = todo;
+                        } else if (zeros & ~old.x) {
+                            decoding.clean_up(group, zeros & ~old.x);
+                        }
+                        if (kind == 0 || !pass) *ones = group.found;
+                        else if (group.found) atomicOr(ones, group.found);
+                        if (group.found)
+                            *here = Pair{group.significant & INNER, group.negative & INNER};
                     }
-                    if (group.significant != old || !pass) {
-                        my_state[index].first = group.significant & INNER;
-                        my_state[index].second = group.negative & INNER;
-                    }
-                    before = group;
-                    group = after;
+                    left = group.significant >> 48 & EDGE;
+                    negative_left = group.negative >> 48 & EDGE;
                 }
             }
             // Skip the segmentation symbol 1010 (D.5) without checking it.

@@ -194,7 +194,7 @@ class FormDecoder:
         groups = work * geometry.groups
         planes = {
             "state": groups * 16,
-            "refining": groups * 16,
+            "refining": groups * 8,
             "planes": groups * 4 * geometry.planes,
         }
         quads = {"quads": blocks * self._quads * 4}

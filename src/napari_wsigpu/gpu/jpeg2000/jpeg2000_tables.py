@@ -60,7 +60,7 @@ LIFT = row_type(
 )
 
 # See `_transitions`, `_significance`, `_signs` and `_quads`.
-TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256], u2 quads[2048]")
+TABLES = row_type("u4 transitions[188], u1 significance[1536], u1 signs[256], u2 quads[2048]")
 
 STRUCTURES = {
     "Block": BLOCK,
@@ -81,6 +81,8 @@ PACKET_STARTS, HEADER_ENDS = 2, 4
 # Status of a tile: decoded, headers differ from the form's, bytes are missing, data is damaged.
 FINE, OTHER_FORM, CUT, DAMAGED = range(4)
 
+# Context of a run in the MQ decoder (T.800, table D.7).
+RUN = 17
 THREADS, THREADS_OF_BLOCKS, THREADS_OF_MAGNITUDES = 128, 64, 32
 BUCKETS = 2048
 # Samples that a block of threads transforms, and a thread in a line; samples on both sides that
@@ -95,7 +97,7 @@ CONSTANTS = {
     for name in (
         *("BYPASS", "RESET_CONTEXTS", "TERMINATE_ALL", "CAUSAL", "SEGMENT_SYMBOLS", "FAST"),
         *("PACKET_STARTS", "HEADER_ENDS", "FINE", "OTHER_FORM", "CUT", "DAMAGED"),
-        *("THREADS", "THREADS_OF_BLOCKS", "THREADS_OF_MAGNITUDES", "BUCKETS"),
+        *("RUN", "THREADS", "THREADS_OF_BLOCKS", "THREADS_OF_MAGNITUDES", "BUCKETS"),
         *("PATCH_WIDTH", "PATCH_HEIGHT", "SEGMENT", "REACH"),
         *("MOST_QUADS", "RING"),
     )
@@ -115,18 +117,27 @@ STATES = """
 
 
 def _transitions() -> NDArray[np.uint32]:
-    """Return two entries for each state of the MQ decoder, one per more probable symbol (0, 1).
+    """Return the two states that follow each state of the MQ decoder.
 
-    An entry has Qe in its upper half; then 7 bits each for the entries that follow the more and
-    the less probable symbol; and the more probable symbol in bit 0.
+    A state has Qe in its upper half, its row in this table from bit 3, and the more probable symbol
+    in bit 0. There is a row for each state of `STATES` and more probable symbol (0, 1): the states
+    that follow the more and the less probable symbol.
     """
     numbers = STATES.split()
-    found = []
-    for start in range(0, len(numbers), 4):
-        interval, likely, unlikely, switch = numbers[start : start + 4]
-        for symbol in (0, 1):
-            after, other = 2 * int(likely) + symbol, 2 * int(unlikely) + (symbol ^ int(switch))
-            found.append(int(interval, 16) << 16 | after << 8 | other << 1 | symbol)
+
+    def state(number: str, symbol: int) -> int:
+        index = int(number)
+        return int(numbers[4 * index], 16) << 16 | (2 * index + symbol) << 3 | symbol
+
+    found = [
+        following
+        for start in range(0, len(numbers), 4)
+        for symbol in (0, 1)
+        for following in (
+            state(numbers[start + 1], symbol),
+            state(numbers[start + 2], symbol ^ int(numbers[start + 3])),
+        )
+    ]
     return np.array(found, np.uint32)
 
 
@@ -135,7 +146,7 @@ def _significance() -> NDArray[np.uint8]:
 
     The index has a bit for each sample, set if it is significant: bits 0 to 2 for the left column
     from top to bottom, 3 to 5 for the middle one, 6 to 8 for the right one. There are 512 entries
-    for each orientation.
+    for each orientation. The index of only the sample itself stands for a run.
     """
     bits = np.arange(512)[:, None] >> np.arange(9) & 1
     across, down = bits[:, 1] + bits[:, 7], bits[:, 3] + bits[:, 5]
@@ -155,19 +166,18 @@ def _significance() -> NDArray[np.uint8]:
     weak = [single & (sides > 1), single & (sides == 1), single, sides > 1, sides == 1]
     diagonal = np.select([*strong, *weak], contexts, 0)
     found = np.stack([by_sides(across, down), by_sides(down, across), diagonal])
+    found[:, 16] = RUN
     return found.astype(np.uint8).ravel()
 
 
 def _signs() -> NDArray[np.uint8]:
     """Return the context of a sign in bits 0 to 2, and the XOR bit in bit 3 (tables D.2 and D.3).
 
-    The index encodes which neighbors are significant (bits 0 to 3: left, upper, lower, right) and
-    which of these are negative (bits 4 to 7).
+    The index has two bits for each neighbor (left, upper, lower, right, from bit 0): whether it is
+    significant, and whether it is negative.
     """
-    index = np.arange(256)
-    values = (index[:, None] >> np.arange(4) & 1) * (
-        1 - 2 * (index[:, None] >> np.arange(4, 8) & 1)
-    )
+    index = np.arange(256)[:, None] >> np.arange(0, 8, 2)
+    values = (index & 1) * (1 - (index & 2))
     across = np.clip(values[:, 0] + values[:, 3], -1, 1)
     down = np.clip(values[:, 1] + values[:, 2], -1, 1)
     turned = (across < 0) | ((across == 0) & (down < 0))
