@@ -35,32 +35,17 @@ def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
         The averages, of the same type and in the same kind of memory as `pixels`.
     """
     height, width, channels = pixels.shape
-    rows, columns = -(-height // factor_y), -(-width // factor_x)
-    dtype = _sum_type(pixels.dtype, factor_y * factor_x)
-    down = np.empty_like(pixels, dtype, shape=(rows, columns * factor_x, channels))
-    down[:, :width] = pixels[::factor_y]
-    down[:, width:] = 0
-    for y in range(1, factor_y):
-        part = pixels[y::factor_y]
-        down[: len(part), :width] += part
-    # Sum the block that starts at every pixel, although most of these sums go unused: NumPy adds
-    # contiguous arrays several times as fast as strided ones.
-    flat = down.reshape(rows, -1)
-    length = flat.shape[1] - (factor_x - 1) * channels
-    sums = flat[:, :length]
-    for x in range(1, factor_x):
-        sums = np.add(sums, flat[:, x * channels :][:, :length], out=sums if x > 1 else None)
-
-    last_y, last_x = height - (rows - 1) * factor_y, width - (columns - 1) * factor_x
-    bottom, right = sums[-1:].copy(), sums[:, -channels:].copy()
-    average = np.empty_like(pixels, shape=(rows, columns, channels))
-    _spread(_divide(sums, factor_y * factor_x, pixels.dtype), factor_x, average)
-    if last_y < factor_y:
-        _spread(_divide(bottom, last_y * factor_x, pixels.dtype), factor_x, average[-1:])
-    if last_x < factor_x:
-        corner = _divide(right[-1:].copy(), last_y * last_x, pixels.dtype)
-        average[:, -1] = _divide(right, factor_y * last_x, pixels.dtype)
-        average[-1:, -1] = corner
+    shape = -(-height // factor_y), -(-width // factor_x), channels
+    average = np.empty_like(pixels, shape=shape)
+    rows, columns = height // factor_y, width // factor_x
+    bottom, right = rows * factor_y, columns * factor_x
+    if rows and columns:
+        whole = pixels[:bottom, :right]
+        _average_blocks(whole[None], (factor_y, factor_x), average[None, :rows, :columns])
+    if bottom < height:
+        average[rows:] = area_average(pixels[bottom:], height - bottom, factor_x)
+    if right < width:
+        average[:rows, columns:] = area_average(pixels[:bottom, right:], factor_y, width - right)
     return average
 
 
@@ -118,7 +103,7 @@ def resample_area(
     if scale in ((2.0, 2.0), (4.0, 4.0)) and (height, width) == tuple(
         int(length * step) for length, step in zip(size, scale, strict=True)
     ):
-        _average_blocks(pixels, int(scale[0]), average)
+        _average_blocks(pixels, (int(scale[0]), int(scale[1])), average)
         return average
     real = _real_type(pixels.dtype)
     down = _taps(first[0], size[0], height, scale[0], real)
@@ -146,26 +131,26 @@ def resample_area(
     return average
 
 
-def _average_blocks(pixels: Array, factor: int, averages: Array) -> None:
-    """Average whole blocks, picture by picture, as `area_average` does.
+def _average_blocks(pixels: Array, factors: tuple[int, int], averages: Array) -> None:
+    """Average whole blocks, picture by picture.
 
     All pictures share one buffer of sums: allocating one for each would take longer than summing.
     """
-    _, rows, columns, channels = averages.shape
-    dtype = _sum_type(pixels.dtype, factor * factor)
-    sums = np.empty((rows, columns, factor * channels), dtype)
-    means = np.empty((rows, columns, channels), dtype)
+    (down, across), (_, rows, columns, channels) = factors, averages.shape
+    dtype = _sum_type(pixels.dtype, down * across)
+    sums = np.empty_like(pixels, dtype, shape=(rows, columns, across * channels))
+    means = np.empty_like(pixels, dtype, shape=(rows, columns, channels))
     for picture, average in zip(pixels, averages, strict=True):
-        lines = picture.reshape(rows, factor, *sums.shape[1:])
-        np.add(lines[:, 0], lines[:, 1], out=sums, dtype=dtype)
-        for y in range(2, factor):
+        lines = picture.reshape(rows, down, *sums.shape[1:])
+        np.add(lines[:, 0], lines[:, 1] if down > 1 else 0, out=sums, dtype=dtype)
+        for y in range(2, down):
             sums += lines[:, y]
         for channel in range(channels):
-            mean = means[..., channel]
-            np.add(sums[..., channel], sums[..., channel + channels], out=mean)
-            for x in range(2, factor):
-                mean += sums[..., channel + x * channels]
-        average[...] = _divide(means, factor * factor, pixels.dtype)
+            mean, parts = means[..., channel], sums[..., channel::channels]
+            np.add(parts[..., 0], parts[..., 1] if across > 1 else 0, out=mean)
+            for x in range(2, across):
+                mean += parts[..., x]
+        average[...] = _divide(means, down * across, pixels.dtype)
 
 
 def _taps(
@@ -229,10 +214,3 @@ def _divide(sums: Array, count: int, dtype: DType) -> Array:
     sums += count // 2
     sums //= count
     return sums
-
-
-def _spread(means: Array, factor: int, average: Array) -> None:
-    """Copy every `factor`-th mean of each channel to `average`."""
-    channels = average.shape[-1]
-    for channel in range(channels):
-        average[..., channel] = means[:, channel :: factor * channels]
