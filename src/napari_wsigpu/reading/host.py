@@ -267,8 +267,13 @@ class HostBackend:
             plans = plan_regions(group.level, images, group.held)
             failed = self._read(group.level, plans, group.held_pixels, below)
             failures |= failed
-            for tile, pixels in zip(group.tiles, group.pixels, strict=True):
-                average = self._averages.tile(plan.image, plan.tiles[tile], pixels)
+            averages = self.parts.decoder.run_all(
+                [
+                    partial(self._averages.tile, plan.image, plan.tiles[tile], pixels)
+                    for tile, pixels in zip(group.tiles, group.pixels, strict=True)
+                ]
+            )
+            for tile, average in zip(group.tiles, averages, strict=True):
                 if options.table is not None:
                     average = self._tile_memory.copy(options.table.recolored(average))
                 if not failed:
