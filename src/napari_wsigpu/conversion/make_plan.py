@@ -19,7 +19,6 @@ from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, PlaneError
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.model.layout import COMPUTED_TILE
 from napari_wsigpu.slide.containers import no_level
 from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
 
 SMALLEST_TILE = 64
+TILE = 512  # for sources whose tiles do not suit the target
 RAW_UNIT = 4096
 
 
@@ -276,7 +276,7 @@ def _tile_size(source: PyramidLevel, options: Options, same_tiles_as: PlannedLev
         layout = source.layout
         pixel = (layout.channels if is_rgb(layout) else 1) * layout.dtype.itemsize
         fits = fits and sides[0] * sides[1] * pixel % RAW_UNIT == 0
-    return sides if fits and not source.layout.parts else (COMPUTED_TILE, COMPUTED_TILE)
+    return sides if fits and not source.layout.parts else (TILE, TILE)
 
 
 def _copied(

@@ -39,7 +39,7 @@ DIGEST = "sha256:"
 ZARR_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup"})
 NO_STARTS: Mapping[str, float] = {}
 # Tiles of computed levels: preferred and largest side in pixels, and largest size in bytes.
-COMPUTED_TILE = 512
+COMPUTED_TILE = 256
 LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
 # Ratio between two stored levels above which levels are computed between them. It is a little
 # more than 2, because levels of odd sizes are rounded.
@@ -837,7 +837,7 @@ def _empty_grid(width: int, height: int, tile_height: int, tile_width: int) -> T
 
 def _display_side(stored: int) -> int:
     """Return the side of a mosaic's display tiles, given the side of its stored tiles."""
-    return min(max(stored, COMPUTED_TILE // 2), 2 * COMPUTED_TILE)
+    return min(max(stored, COMPUTED_TILE), 4 * COMPUTED_TILE)
 
 
 def _computed_side(finer: int) -> int:
