@@ -395,13 +395,10 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
                     return Stack{*at, at[upper ? -line : 0], at[lower ? line : 0]};
                 };
                 Word left = 0, negative_left = 0;
-                // Groups are loaded two ahead because loads take long.
                 Group after = load(here).join(top, bottom);
-                Stack next = load(here + (across > 1 ? step : 0));
                 for (int k = 0; k < across; ++k, here += step, masks += step, ones += step) {
                     Group group = after;
-                    after = next.join(top, bottom);
-                    next = load(here + (k + 2 < across ? 2 * step : 0));
+                    after = load(here + (k + 1 < across ? step : 0)).join(top, bottom);
                     // Copy the adjacent columns of the groups to the left and right.
                     const Word right = k + 1 < across ? EDGE << 6 : 0;
                     group.significant |= left | (after.significant & right) << 48;

@@ -27,6 +27,20 @@ struct Bits {
         if (!left) more();
         return byte >> --left & 1;
     }
+    // Take bits of 0 and the 1 after them, or `most` bits of 0; return the number of these.
+    __device__ unsigned zeros(unsigned most) {
+        for (unsigned found = 0;;) {
+            if (!left) more();
+            const unsigned rest = byte & ((1u << left) - 1);
+            const unsigned run = min(left + __clz(rest) - 32u, most - found);
+            found += run;
+            left -= run;
+            if (found == most) return found;
+            if (!left) continue;
+            --left;
+            return found;
+        }
+    }
     __device__ unsigned number(int count) {
         unsigned value = 0;
         while (count > 0) {
@@ -77,9 +91,10 @@ struct Walk {
             const unsigned old = node;
             unsigned value = old & 0xffff;
             least = max(least, old >> 16);
-            while (least < threshold && least < value && !bits.beyond) {
-                if (bits.next()) value = least;
-                else ++least;
+            if (least < min(threshold, value)) {
+                const unsigned most = threshold - least, zeros = bits.zeros(most);
+                least += zeros;
+                if (zeros < most) value = least;
             }
             if (old != (least << 16 | value)) node = least << 16 | value;
             if (!height || least >= threshold) return value;
@@ -189,8 +204,7 @@ struct Headers {
     // Read what a packet's header says about the code blocks of a subband (B.10.4 to B.10.7); return
     // the status.
     __device__ int read_band(const Band &band, unsigned layer) {
-        int depth = 0;
-        while ((band.wide - 1) >> depth || (band.high - 1) >> depth) ++depth;
+        const int depth = 32 - __clz(max(band.wide, band.high) - 1);
         const int root = band.nodes - 1;
         Walk inclusion = {nodes + band.tree, band.wide, band.high, depth, root, 0, 0};
         Walk zeros = inclusion;
@@ -212,6 +226,8 @@ struct Headers {
                 }
                 if (const int wrong = read_block(changed, band.style)) return wrong;
                 state = changed;
+            } else if (!known && inclusion.height == depth) {
+                return FINE;  // the root says that no code block has been included
             }
             if (++x == band.wide) x = 0, ++y;
         }

@@ -91,7 +91,7 @@ extern "C" __global__ void assemble_coefficients(const Block *blocks, int block_
 #define HIGH 1.625732422f
 
 // Coefficients that a thread loads at once.
-#define AT_ONCE 5
+#define AT_ONCE 10
 
 // Positions beyond an end are mirrored (F.3.7), as often as necessary.
 __device__ int mirrored(int i, int length) {
