@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array, Integers
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.parts import SlideParts
-    from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
+    from napari_wsigpu.storage.buffers import TileMemory
 
 # Bytes of finer pixels in a group.
 GROUP_BYTES = 64 << 20
@@ -57,15 +56,12 @@ class Averages:
     ----------
     parts : SlideParts
         The slide.
-    region_memory : RegionMemory
-        Provides buffers for finer pixels.
-    tile_memory : TileMemory
-        Provides buffers for averaged tiles.
+    memory : TileMemory
+        Provides buffers for averaged tiles, and for the finer pixels under them.
     """
 
     _parts: SlideParts
-    _regions: RegionMemory
-    _tiles: TileMemory
+    _memory: TileMemory
 
     def groups(self, number: int, places: Integers, tiles: Integers) -> Iterator[Group]:
         """Yield groups of tiles whose finer pixels fit into `GROUP_BYTES`, or of one tile.
@@ -110,9 +106,7 @@ class Averages:
         """
         image = self._parts.images[number]
         rect = image.tile_rect(*place.tolist())
-        shape = (rect.height, rect.width, image.channels)
-        memory = self._tiles.allocate(int(np.prod(shape)) * image.dtype.itemsize)
-        tile = memory.view(image.dtype).reshape(shape)
+        tile = self._memory.empty((rect.height, rect.width, image.channels), image.dtype)
         if not pixels.size:
             tile[...] = self._parts.layout.background
             return tile
@@ -144,7 +138,7 @@ class Averages:
         image = self._parts.images[level]
         pixels, held, held_pixels = [], [], []
         for rect in rects:
-            target = self._regions.empty((rect.height, rect.width, image.channels), image.dtype)
+            target = self._memory.empty((rect.height, rect.width, image.channels), image.dtype)
             pixels.append(target)
             if self._is_blank(level, rect):
                 target[...] = self._parts.layout.background

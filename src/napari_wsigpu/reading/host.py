@@ -75,7 +75,7 @@ class HostBackend:
         self._inserted = {level.number for level in parts.pyramid if level.inserted}
         self._bytes = RegionMemory()
         self._tile_memory = TileMemory()
-        self._averages = Averages(parts, self._bytes, self._tile_memory)
+        self._averages = Averages(parts, self._tile_memory)
         self._recurrence = Recurrence(cache)
         # The core never waits for the GIL, so more threads than cores don't help.
         self._threads = min(parts.decoder.threads, os.cpu_count() or 1)

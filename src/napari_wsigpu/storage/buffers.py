@@ -78,9 +78,13 @@ class TileMemory:
         weakref.finalize(memory, free.append, block).atexit = False
         return memory
 
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return an uninitialized array."""
+        return self.allocate(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
     def copy(self, tile: Array) -> Array:
         """Return a copy, in memory of this pool, of a tile that was decoded elsewhere."""
-        copied = self.allocate(tile.nbytes).view(tile.dtype).reshape(tile.shape)
+        copied = self.empty(tile.shape, tile.dtype)
         copied[...] = tile
         return copied
 
