@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.mosaic import touches
