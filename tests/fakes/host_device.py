@@ -123,6 +123,7 @@ class HostDevice:
         self.shared_buffers: list[Any] = []
         self.wrap_decoder = lambda decoder: decoder
         self.compile_kernels = None
+        self.prepared = False
         self.behind: dict[int, list[Any]] = {}
         self.interleaved: dict[int, Any] = {}
 
@@ -149,6 +150,9 @@ class HostDevice:
         by_hardware = kind == "jpeg" and self.engine == "GPU"
         name = "hardware" if by_hardware else self.engine
         return self.wrap_decoder(PlanarDecoder(made, self)), name
+
+    def prepare(self):
+        self.prepared = True
 
     def compile(self, *texts):
         if self.compile_kernels is None:

@@ -104,6 +104,7 @@ class TestAuto:
                 assert decoded(slide) == (count * TILES, 0)
             allowed.set()
             wait_for(lambda: host_runtime.devices.background.worker("jpeg"))
+            assert host_gpu.prepared
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (2 * TILES, TILES)
 

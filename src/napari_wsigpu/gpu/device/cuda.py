@@ -409,6 +409,10 @@ class CudaDevice:
         table = self.table(pastes, stream)
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
+    def prepare(self) -> None:
+        """Compile the kernels that all reads need, which the first one would wait for."""
+        _ = self._kernels
+
     def compile(self, *texts: str) -> CompiledKernels:
         """Return kernels, compiled once for the same sources.
 

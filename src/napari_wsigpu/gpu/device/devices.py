@@ -233,6 +233,7 @@ class BackgroundStart:
             worker = self._devices.worker(0)
             with worker.device.active():
                 if worker.start(kind):
+                    worker.device.prepare()
                     self._ready.add(kind)
                 else:
                     self._refusals[kind] = "nvImageCodec cannot decode these tiles on this GPU"
