@@ -197,6 +197,17 @@ TABLES = {
             )
         },
     ),
+    "jpeg2000-kernels": Table(
+        "tiles in a batch",
+        {
+            f"{count}, {side} x {side}": f"tile={side}&tiles={count}"
+            for count, side in ((81, 256), (1024, 256), (16, 1024), (8, 2048))
+        },
+        {
+            name: (f"jpeg2000-kernels-h200: rows/kernels={name}&{{}}/gigapixels_a_second", "{:.2f}")
+            for name in ("before", "after")
+        },
+    ),
     "gpus": Table(
         "GPUs",
         {"1": "1", "2": "2", "4": "4"},
@@ -255,6 +266,17 @@ TABLES = {
                 ("exact after", "exact_ms"),
                 ("contrast", "contrast_ms"),
             )
+        },
+    ),
+    "channels-gpu": Table(
+        "canvas, visible channels",
+        {
+            f"{canvas}, {visible}": f"canvas={canvas}&visible={visible}"
+            for canvas, visible in (("1200 x 950", 8), ("1200 x 950", 40), ("3700 x 1900", 8))
+        },
+        {
+            heading: (f"channels-h200: medians/{{}}/{key}", MS)
+            for heading, key in (("exact after", "exact_ms"), ("contrast", "contrast_ms"))
         },
     ),
     "outlines-window": Table(
