@@ -213,7 +213,7 @@ def show_composite(layer: Layer, settings: Composite) -> None:
     if source is not None and slide is not None:
         source.view.settings = slide.composite(settings=settings)
         for each in {layer, *_sharing(source.view)}:
-            each.refresh()
+            each.refresh(thumbnail=False, highlight=False, extent=False)  # the thumbnail follows
 
 
 def _sharing(view: CompositeView) -> list[Layer]:
