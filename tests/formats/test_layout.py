@@ -126,10 +126,10 @@ def test_levels_are_inserted_where_steps_are_large(sides, expected):
 @pytest.mark.parametrize(
     ("tile", "expected"),
     [
-        ((256, 240), (512, 480)),
+        ((256, 240), (256, 240)),
         ((2048, 700), (1024, 350)),
-        ((8, 4096), (512, 2048)),
-        ((8192, 1023), (512, 512)),  # too large, and no even number
+        ((8, 4096), (256, 2048)),
+        ((8192, 1023), (256, 256)),  # too large, and no even number
     ],
 )
 def test_computed_tiles_cover_whole_tiles_of_the_finer_level(tile, expected):
