@@ -58,7 +58,6 @@ static thread_local long long misaligned;
 static std::barrier<> *meeting;
 
 static int __clz(unsigned value) { return value ? __builtin_clz(value) : 32; }
-static int __ffsll(unsigned long long value) { return __builtin_ffsll(value); }
 static int __ffs(int value) { return __builtin_ffs(value); }
 static unsigned __brev(unsigned value) {
     unsigned reversed = 0;
