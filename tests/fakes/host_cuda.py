@@ -79,20 +79,6 @@ static unsigned atomicOr(unsigned *place, unsigned value) {
 
 struct alignas(8) uint2 { unsigned x, y; };
 
-struct uchar4 {
-    unsigned char x, y, z, w;
-    uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w)
-        : x(x), y(y), z(z), w(w) {}
-    uchar4 &operator=(const uchar4 &other) {
-        misaligned += ((size_t)this & 3) > 0;
-        x = other.x, y = other.y, z = other.z, w = other.w;
-        return *this;
-    }
-};
-static uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w) {
-    return uchar4(x, y, z, w);
-}
-
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
     uint4() {}
