@@ -100,7 +100,7 @@ def write(
             for code, (kind, values) in sorted((tags | {273: (LONG, start)}).items()):
                 encoded, count = _encoded(kind, values)
                 outside = kind == ASCII and not short_texts_inside
-                if outside or len(encoded) > 4 + 4 * (code == 273):
+                if outside or len(encoded) > 4 + 4 * (code in (273, 279)):
                     place = file.tell()
                     file.write(encoded + bytes(len(encoded) % 2))
                     encoded = struct.pack("<Q", place)
