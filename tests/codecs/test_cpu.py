@@ -1,6 +1,7 @@
 """Every compression in every layout, compared with the original pixels or other readers."""
 
 import contextlib
+import threading
 import time
 import weakref
 import zlib
@@ -628,6 +629,36 @@ class TestPool:
         pending = decoder.schedule(batch, HostSlots([None] * 25), deliver)
         with pytest.raises(KeyError):
             pending.wait()
+        decoder.release()
+
+    def test_an_error_in_another_thread_is_not_swallowed(self, level):
+        waiting, decoder = threading.get_ident(), CpuDecoder(1)
+        batch = self.batch_of(level, np.arange(500) % 25)
+
+        def deliver(indices):
+            if threading.get_ident() != waiting:
+                raise KeyError("no room")
+            time.sleep(0.001)
+
+        pending = decoder.schedule(batch, HostSlots([None] * 500), deliver)
+        with pytest.raises(KeyError):
+            pending.wait()
+        decoder.release()
+
+    def test_threads_go_on_to_the_next_batch(self, level):
+        decoder, seen = CpuDecoder(2), set()
+
+        def scheduled(count, seen):
+            def deliver(indices):
+                seen.add(threading.get_ident())
+                time.sleep(0.002)
+
+            batch = self.batch_of(level, np.arange(count) % 25)
+            return decoder.schedule(batch, HostSlots([None] * count), deliver)
+
+        first, second = scheduled(50, set()), scheduled(300, seen)
+        assert first.wait() == second.wait() == {}
+        assert len(seen) == 3
         decoder.release()
 
     def test_unkept_tiles_share_memory(self, batch, schedule):

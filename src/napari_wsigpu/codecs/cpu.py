@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 FEW_CORES = 4
 # Beyond this number, more threads don't decode tiles of up to SMALL_PIXELS pixels any faster: they
 # wait for the GIL.
-MAX_THREADS_FOR_SMALL, SMALL_PIXELS = 11, 1 << 17
+MOST_FOR_SMALL, SMALL_PIXELS = 11, 1 << 17
 
 
 @cache
@@ -76,9 +77,11 @@ class CpuDecoder:
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = default_threads() - 1 if workers is None else workers
-        self._lock = threading.Lock()  # guards `_pool` and `_active`
+        # Guards all that follows, and `helpers` of batches; notified when a batch loses a helper.
+        self._lock = threading.Condition()
         self._pool: ThreadPoolExecutor | None = None
-        self._active = 0  # number of batches that are being decoded
+        self._helping = 0  # threads of the pool that are reserved for batches
+        self._batches: list[PendingCpuBatch] = []
         self._memory = TileMemory()
 
     @property
@@ -104,22 +107,58 @@ class CpuDecoder:
             are in their slots.
         """
         load_for(batch.level.encoding)
-        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self._finished)
-        if not self._workers:
-            return pending
+        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self._withdraw)
         with self._lock:
-            # Active batches share the pool; each also has the thread that waits for it.
-            self._active += 1
-            small = pending.has_small_tiles
-            workers = min(self._workers, MAX_THREADS_FOR_SMALL) if small else self._workers
-            threads = min(workers + 1, limits.decoding_bytes // batch.level.tile_bytes)
-            helpers = min(threads // self._active - 1, len(batch) - 1)
-            # While the interpreter exits, no thread can start; then only the waiting thread
-            # decodes.
-            with suppress(RuntimeError):
-                for _ in range(helpers):
-                    pending.helpers.append(self._threads().submit(pending.work))
+            self._batches.append(pending)
+            wanted = min(self._workers, pending.most_helpers, pending.most_together)
+            for _ in range(self._helping, wanted):
+                self._start_helper(self._threads())
         return pending
+
+    def _start_helper(self, pool: ThreadPoolExecutor) -> None:
+        """Let another thread help; the caller must hold the lock."""
+        # A pool that shuts down accepts no tasks; then only threads that wait for batches decode.
+        with suppress(RuntimeError):
+            pool.submit(self._help, pool)
+            self._helping += 1
+
+    def _help(self, pool: ThreadPoolExecutor) -> None:
+        """Decode tiles of the batch that has the fewest helpers until none is left."""
+        with self._lock:
+            busy = sum(each.helpers for each in self._batches)
+            pending = min(
+                (each for each in self._batches if each.needs_help(busy)),
+                key=lambda each: each.helpers,
+                default=None,
+            )
+            if pending is None:
+                self._helping -= 1
+                return
+            pending.helpers += 1
+        try:
+            pending.work()
+        except BaseException as error:
+            pending.stop(error)
+        with self._lock:
+            pending.helpers -= 1
+            self._drop(pending)
+            self._lock.notify_all()
+            self._helping -= 1
+            if self._batches:
+                # Other tasks of the pool take their turn before the next batch.
+                self._start_helper(pool)
+
+    def _drop(self, pending: PendingCpuBatch) -> None:
+        """Offer a batch to no further helpers."""
+        with suppress(ValueError):
+            self._batches.remove(pending)
+
+    def _withdraw(self, pending: PendingCpuBatch) -> None:
+        """Return once no helper decodes a batch, and none will."""
+        with self._lock:
+            self._drop(pending)
+            while pending.helpers:
+                self._lock.wait()
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
         """Run a task in the pool, or in this thread if the pool has no threads."""
@@ -160,10 +199,6 @@ class CpuDecoder:
             self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
         return self._pool
 
-    def _finished(self) -> None:
-        with self._lock:
-            self._active -= 1
-
 
 class PendingCpuBatch:
     """A batch that any number of threads decode, one tile at a time each; see `PendingBatch`."""
@@ -174,14 +209,14 @@ class PendingCpuBatch:
         slots: HostSlots,
         deliver: Deliver,
         memory: TileMemory,
-        finished: Callable[[], None],
+        withdraw: Callable[[PendingCpuBatch], None],
     ) -> None:
         level = batch.level
         self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
         self._memory = memory
-        self._finished = finished
+        self._withdraw = withdraw
         self._size, self._dtype = level.tile_bytes, level.dtype
         self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
         self._whole = whole_tile_decoder(batch)
@@ -189,13 +224,20 @@ class PendingCpuBatch:
         self._numbers = iter(range(len(batch)))
         self._cancelled = False
         self._failures: dict[int, str] = {}
-        self._error: SlideError | None = None
-        self.helpers: list[Future[None]] = []
+        self._error: BaseException | None = None
+        self.helpers = 0
+        self.most_helpers = len(batch) - 1
+        most = MOST_FOR_SMALL if self._decodes_small_tiles else sys.maxsize
+        self.most_together = min(most, limits.decoding_bytes // self._size - 1)
 
     @property
-    def has_small_tiles(self) -> bool:
+    def _decodes_small_tiles(self) -> bool:
         """Whether tiles decode so quickly that many threads would mostly wait for the GIL."""
         return self._whole is not None and self._shape[0] * self._shape[1] <= SMALL_PIXELS
+
+    def needs_help(self, busy: int) -> bool:
+        """Return whether another thread may help, if so many help with all batches."""
+        return self.helpers < self.most_helpers and busy < self.most_together
 
     def work(self) -> None:
         """Decode tiles until none are left; each thread that decodes runs this."""
@@ -222,14 +264,18 @@ class PendingCpuBatch:
                 if encoded is None or decode is None or _fails(decode, encoded, out):
                     out = decode_tile(batch[number], memory)
             except SlideError as error:
-                self._error = error
-                self._cancelled = True
+                self.stop(error)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 self._failures[number] = codec_reason(error)
             else:
                 pixels[number] = out
                 deliver((number,))
                 del pixels[number]
+
+    def stop(self, error: BaseException) -> None:
+        """Drop the tiles that no thread has started to decode; `wait` raises the error."""
+        self._error = error
+        self._cancelled = True
 
     def wait(self) -> dict[int, str]:
         """Decode in this thread too, and return once every tile was delivered or failed."""
@@ -248,14 +294,11 @@ class PendingCpuBatch:
     def cancel(self) -> None:
         """Drop the tiles that no thread has started to decode, and wait for the others."""
         self._cancelled = True
-        for helper in self.helpers:
-            if not helper.cancel():
-                helper.result()
+        self._withdraw(self)
         if self._batch is not None:
             self._batch.release()
-            self._finished()
         # `deliver` may refer to this batch; break the cycle, which would keep the pixels alive.
-        self.helpers, self._batch, self._whole = [], None, None
+        self._batch, self._whole = None, None
         self._slots, self._deliver = HostSlots([]), lambda indices: None
 
 
