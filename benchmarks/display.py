@@ -1,11 +1,12 @@
-"""Time a real napari window from a movement of the camera to an exact frame: ours and blocking.
+"""Time a real napari window from a movement of the camera to an exact frame: ours and others.
 
 Usage: ``python -m benchmarks.display [--slide FILE --devices cpu cuda --windows 1920x1200
 --seconds 30 --repeats 30 --rounds 1 --json FILE]``
 
 Each mode, device and window size runs in its own process (`displaying.py`) for the given seconds.
 Modes alternate, a different one first in each round. In ``ours`` the plugin opens the slide; in
-``blocking`` the same levels are added as they are, and napari slices them synchronously.
+``blocking`` the same levels are added as they are, and napari slices them synchronously. ``empty``
+shows the canvas without the slide: what napari, Qt and OpenGL need for a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.stage import ensure_display, run_part
 from napari_wsigpu.cli.bench import output_file, print_table
 from napari_wsigpu.cli.doctor import find_driver
 
-MODES = ("ours", "blocking")
+MODES = ("ours", "blocking", "empty")
 PART = "benchmarks.displaying"
 SIDE = 65536
 STARTING_SECONDS = 120

@@ -45,6 +45,7 @@ LOOK = 31
 PATIENCE = 30.0
 SCRIPT_SIDE = 700
 LONGEST = 5
+EMPTY = 256  # pixels across and down of a picture that is not in view
 
 
 class Pose(NamedTuple):
@@ -123,6 +124,9 @@ def add_slide(viewer: Viewer, mode: str, path: Path) -> tuple[Image, Slide]:
     levels, attributes, _ = slide_layers(slide)[0]
     if mode == "dask":
         levels = [level.to_dask(tiles=1) for level in levels]
+    if mode == "empty":
+        levels = np.asarray(levels[-1][:EMPTY, :EMPTY])
+        attributes |= {"multiscale": False}
     return viewer.add_image(levels, **attributes), slide
 
 
