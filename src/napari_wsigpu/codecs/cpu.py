@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FEW_CORES = 4
-# Beyond this number, more threads don't decode tiles of up to SMALL_PIXELS pixels any faster: they
-# wait for the GIL.
+# More threads than this, of all batches together, decode tiles of up to SMALL_PIXELS pixels more
+# slowly: they wait for the GIL.
 MOST_FOR_SMALL, SMALL_PIXELS = 11, 1 << 17
 
 
@@ -77,7 +77,7 @@ class CpuDecoder:
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = default_threads() - 1 if workers is None else workers
-        # Guards all that follows, and `helpers` of batches; notified when a batch loses a helper.
+        # Guards all that follows, and `threads` of batches; notified when a thread leaves a batch.
         self._lock = threading.Condition()
         self._pool: ThreadPoolExecutor | None = None
         self._helping = 0  # threads of the pool that are reserved for batches
@@ -107,10 +107,10 @@ class CpuDecoder:
             are in their slots.
         """
         load_for(batch.level.encoding)
-        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self._withdraw)
+        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self)
         with self._lock:
             self._batches.append(pending)
-            wanted = min(self._workers, pending.most_helpers, pending.most_together)
+            wanted = min(self._workers, len(batch) - 1, pending.most_together - 1)
             for _ in range(self._helping, wanted):
                 self._start_helper(self._threads())
         return pending
@@ -123,41 +123,53 @@ class CpuDecoder:
             self._helping += 1
 
     def _help(self, pool: ThreadPoolExecutor) -> None:
-        """Decode tiles of the batch that has the fewest helpers until none is left."""
+        """Decode tiles of the batch that the fewest threads decode, until none is left."""
         with self._lock:
-            busy = sum(each.helpers for each in self._batches)
+            busy = sum(each.threads for each in self._batches)
             pending = min(
                 (each for each in self._batches if each.needs_help(busy)),
-                key=lambda each: each.helpers,
+                key=lambda each: each.threads,
                 default=None,
             )
             if pending is None:
                 self._helping -= 1
                 return
-            pending.helpers += 1
+            pending.threads += 1
         try:
             pending.work()
         except BaseException as error:
             pending.stop(error)
         with self._lock:
-            pending.helpers -= 1
-            self._drop(pending)
-            self._lock.notify_all()
+            self._leave(pending)
             self._helping -= 1
             if self._batches:
                 # Other tasks of the pool take their turn before the next batch.
                 self._start_helper(pool)
 
-    def _drop(self, pending: PendingCpuBatch) -> None:
-        """Offer a batch to no further helpers."""
-        with suppress(ValueError):
+    def _leave(self, pending: PendingCpuBatch) -> None:
+        """Note that a thread has found no more tiles; the caller must hold the lock."""
+        pending.threads -= 1
+        if pending in self._batches:
             self._batches.remove(pending)
+        self._lock.notify_all()
 
-    def _withdraw(self, pending: PendingCpuBatch) -> None:
-        """Return once no helper decodes a batch, and none will."""
+    def help_with(self, pending: PendingCpuBatch) -> None:
+        """Decode tiles of a batch in this thread until none is left."""
         with self._lock:
-            self._drop(pending)
-            while pending.helpers:
+            pending.threads += 1
+        try:
+            pending.work()
+        finally:
+            with self._lock:
+                self._leave(pending)
+
+    def withdraw(self, pending: PendingCpuBatch) -> None:
+        """Return once no thread decodes a batch, and none will."""
+        pending.cancelled = True
+        with self._lock:
+            if pending in self._batches:
+                self._batches.remove(pending)
+            while pending.threads:
                 self._lock.wait()
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
@@ -209,26 +221,26 @@ class PendingCpuBatch:
         slots: HostSlots,
         deliver: Deliver,
         memory: TileMemory,
-        withdraw: Callable[[PendingCpuBatch], None],
+        decoder: CpuDecoder,
     ) -> None:
         level = batch.level
         self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
         self._memory = memory
-        self._withdraw = withdraw
+        self._decoder = decoder
         self._size, self._dtype = level.tile_bytes, level.dtype
         self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
         self._whole = whole_tile_decoder(batch)
         # All threads share this iterator; `next` of a range iterator is atomic under the GIL.
-        self._numbers = iter(range(len(batch)))
-        self._cancelled = False
+        self._count = len(batch)
+        self._numbers = iter(range(self._count))
+        self.cancelled = False
         self._failures: dict[int, str] = {}
         self._error: BaseException | None = None
-        self.helpers = 0
-        self.most_helpers = len(batch) - 1
+        self.threads = 0
         most = MOST_FOR_SMALL if self._decodes_small_tiles else sys.maxsize
-        self.most_together = min(most, limits.decoding_bytes // self._size - 1)
+        self.most_together = min(most, limits.decoding_bytes // self._size)
 
     @property
     def _decodes_small_tiles(self) -> bool:
@@ -236,8 +248,8 @@ class PendingCpuBatch:
         return self._whole is not None and self._shape[0] * self._shape[1] <= SMALL_PIXELS
 
     def needs_help(self, busy: int) -> bool:
-        """Return whether another thread may help, if so many help with all batches."""
-        return self.helpers < self.most_helpers and busy < self.most_together
+        """Return whether another thread may help, if so many decode all batches."""
+        return self.threads < self._count and busy < self.most_together
 
     def work(self) -> None:
         """Decode tiles until none are left; each thread that decodes runs this."""
@@ -248,7 +260,7 @@ class PendingCpuBatch:
         shape, dtype = self._shape, self._dtype
         own: tuple[ByteArray, Array] | None = None
         for number in self._numbers:
-            if self._cancelled or batch is None:
+            if self.cancelled or batch is None:
                 return
             memory = memories[number]
             if memory is not None:
@@ -275,12 +287,12 @@ class PendingCpuBatch:
     def stop(self, error: BaseException) -> None:
         """Drop the tiles that no thread has started to decode; `wait` raises the error."""
         self._error = error
-        self._cancelled = True
+        self.cancelled = True
 
     def wait(self) -> dict[int, str]:
         """Decode in this thread too, and return once every tile was delivered or failed."""
         try:
-            self.work()
+            self._decoder.help_with(self)
         finally:
             self.cancel()
         error, self._error = self._error, None
@@ -293,8 +305,7 @@ class PendingCpuBatch:
 
     def cancel(self) -> None:
         """Drop the tiles that no thread has started to decode, and wait for the others."""
-        self._cancelled = True
-        self._withdraw(self)
+        self._decoder.withdraw(self)
         if self._batch is not None:
             self._batch.release()
         # `deliver` may refer to this batch; break the cycle, which would keep the pixels alive.
