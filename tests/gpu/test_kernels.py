@@ -19,7 +19,8 @@ from napari_wsigpu.gpu.device.kernel_tables import JPEG_TILE, PASTE, PLANE, SCAL
 from napari_wsigpu.model.composite import ChannelStyle, Composite
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.native.tables import SHADES
-from napari_wsigpu.reading.average import resample_area, source_span
+from napari_wsigpu.reading.average import area_average, resample_area, source_span
+from napari_wsigpu.reading.halving import EXACT_TYPES
 from napari_wsigpu.slide import runtime
 from tests.fakes.host_cuda import host_cuda_device
 from tests.fakes.host_device import HostDevice, level_of
@@ -422,6 +423,20 @@ def test_averages_are_those_of_the_host(device, stream, dtype, scale):
             np.testing.assert_array_equal(found, expected)
         else:
             assert abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", EXACT_TYPES)
+def test_halves_are_those_of_computed_levels(device, stream, dtype):
+    rng = np.random.default_rng(2)
+    for height, width in ((8, 6), (7, 9), (1, 5), (4, 1)):
+        finer = samples_of(rng, (height, width, 3), dtype)
+        limits = np.iinfo(dtype)
+        finer[: height // 2] = rng.choice([limits.min, limits.max], (height // 2, width, 3))
+        given = device.empty((1, *finer.shape), dtype)
+        device.send(finer[None], given, stream)
+        pixels = blank_pixels(device, stream, (1, (height + 1) // 2, (width + 1) // 2, 3), dtype)
+        device.average_area(given, pixels, (2.0, 2.0), (0, 0), stream)
+        np.testing.assert_array_equal(on_host(device, stream, pixels)[0], area_average(finer, 2, 2))
 
 
 @pytest.mark.parametrize("scale", SCALES, ids=str)

@@ -1341,7 +1341,7 @@ class TestInsertedLevels:
         def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
-        monkeypatch.setattr(halving, "area_average", fail)
+        monkeypatch.setattr(host_gpu, "average_area", fail)
         path = self.write(tmp_path / "slide.tif")
         fails = pytest.raises(DeviceError, match=r"cuda:0.*illegal memory access")
         with open_slide(path, device="cuda") as slide, fails:

@@ -23,7 +23,7 @@ def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
 
     Parameters
     ----------
-    pixels : ndarray or cupy.ndarray, shape (height, width, channels)
+    pixels : ndarray, shape (height, width, channels)
         Pixels of the finer level.
     factor_y, factor_x : int
         Size of a block in pixels. Blocks at the lower and right edges average the pixels that
@@ -31,12 +31,12 @@ def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
 
     Returns
     -------
-    ndarray or cupy.ndarray, shape (ceil(height / factor_y), ceil(width / factor_x), channels)
-        The averages, of the same type and in the same kind of memory as `pixels`.
+    ndarray, shape (ceil(height / factor_y), ceil(width / factor_x), channels)
+        The averages, of the same type as `pixels`.
     """
     height, width, channels = pixels.shape
     shape = -(-height // factor_y), -(-width // factor_x), channels
-    average = np.empty_like(pixels, shape=shape)
+    average = np.empty(shape, pixels.dtype)
     rows, columns = height // factor_y, width // factor_x
     bottom, right = rows * factor_y, columns * factor_x
     if rows and columns:
@@ -138,8 +138,8 @@ def _average_blocks(pixels: Array, factors: tuple[int, int], averages: Array) ->
     """
     (down, across), (_, rows, columns, channels) = factors, averages.shape
     dtype = _sum_type(pixels.dtype, down * across)
-    sums = np.empty_like(pixels, dtype, shape=(rows, columns, across * channels))
-    means = np.empty_like(pixels, dtype, shape=(rows, columns, channels))
+    sums = np.empty((rows, columns, across * channels), dtype)
+    means = np.empty((rows, columns, channels), dtype)
     for picture, average in zip(pixels, averages, strict=True):
         lines = picture.reshape(rows, down, *sums.shape[1:])
         np.add(lines[:, 0], lines[:, 1] if down > 1 else 0, out=sums, dtype=dtype)

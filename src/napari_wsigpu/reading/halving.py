@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.planning import plan_regions
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 # Bytes of finer pixels that are read at once.
 FINER_BYTES = 256 << 20
+# Sample types whose averages the device's kernel rounds as `area_average` does.
+EXACT_TYPES = ("uint8", "uint16", "int16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +68,13 @@ class Halving:
         -------
         array, shape (pixels, channels), or (pixels,) for one channel
             Pixels of one region after another. None as in `DeviceBackend.read`, and if the regions
-            are empty or have steps.
+            are empty or have steps, or the samples are not of `EXACT_TYPES`.
         """
-        if regions.step != (1, 1) or not regions.offsets[-1]:
+        image = self._backend.parts.images[self._number]
+        if regions.step != (1, 1) or not regions.offsets[-1] or image.dtype.name not in EXACT_TYPES:
             return None
         # Stored colors are averaged; the table is applied to the result.
         stored = replace(options, table=None)
-        image = self._backend.parts.images[self._number]
         samples = image.channels if options.channel is None else 1
         device = self._backend.device
         shape = int(regions.offsets[-1]), samples
@@ -90,7 +91,7 @@ class Halving:
                 if found is None:
                     return None
                 with stream:
-                    self._put(found.reshape(-1, samples), finer, group, pixels)
+                    self._put(found.reshape(-1, samples), finer, group, pixels, stream)
                 # Other streams may reuse the memory of the finer pixels, so all work on it must be
                 # done.
                 stream.synchronize()
@@ -146,10 +147,15 @@ class Halving:
         return Regions.of(finer)
 
     def _put(
-        self, found: DeviceArray, finer: Regions, group: Sequence[Placed], pixels: DeviceArray
+        self,
+        found: DeviceArray,
+        finer: Regions,
+        group: Sequence[Placed],
+        pixels: DeviceArray,
+        stream: Stream,
     ) -> None:
         """Average parts of one size in one pass, unless a block would mix rows of two parts."""
-        offsets = finer.offsets.tolist()
+        device, offsets = self._backend.device, finer.offsets.tolist()
         parts = list(enumerate(zip(finer.shapes, group, strict=True)))
         for (height, width), run in groupby(parts, lambda part: part[1][0]):
             members = list(run)
@@ -158,18 +164,25 @@ class Halving:
             for batch in batches:
                 first, last = batch[0][0], batch[-1][0]
                 average = found[offsets[first] : offsets[last + 1]]
-                average = average.reshape(-1, width, found.shape[1])
+                average = average.reshape(1, -1, width, found.shape[1])
                 for _ in range(self._halvings):
-                    average = area_average(average, 2, 2)
-                self._copy(average, [part[1] for _, part in batch], pixels)
+                    _, rows, columns, samples = average.shape
+                    shape = 1, -(-rows // 2), -(-columns // 2), samples
+                    smaller = device.empty(shape, average.dtype)
+                    device.average_area(average, smaller, (2.0, 2.0), (0, 0), stream)
+                    average = smaller
+                self._copy(average, [part[1] for _, part in batch], pixels, stream)
 
-    def _copy(self, average: DeviceArray, group: Sequence[Placed], pixels: DeviceArray) -> None:
+    def _copy(
+        self, average: DeviceArray, group: Sequence[Placed], pixels: DeviceArray, stream: Stream
+    ) -> None:
         """Copy averages of one size to their regions; copy adjacent ones together."""
         flat = average.reshape(-1, average.shape[-1])
-        size = len(flat) // len(group)
+        size, pixel = len(flat) // len(group), flat.shape[1] * flat.itemsize
         starts = np.array([offset for offset, _ in group], np.int64)
         ends = np.flatnonzero(np.diff(starts) != size) + 1
         edges = [0, *ends.tolist(), len(group)]
+        device = self._backend.device
         for first, last in pairwise(edges):
-            place = int(starts[first])
-            pixels[place : place + (last - first) * size] = flat[first * size : last * size]
+            place = device.address(pixels) + int(starts[first]) * pixel
+            device.copy(place, flat[first * size : last * size], stream)
