@@ -94,18 +94,18 @@ def test_all_that_is_wanted_lands_once_in_order(fetcher):
 def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     source = Source(seconds=0.002)
     screen = Screen(source)
-    fetcher.request(screen, source.keys(150) + source.keys(5, level=1))
-    until(lambda: len(screen.landed) == 155)
+    fetcher.request(screen, source.keys(250) + source.keys(5, level=1))
+    until(lambda: len(screen.landed) == 255)
     assert all(len({key.image for key in batch}) == 1 for batch in source.batches)
     sizes = [len(batch) for batch in source.batches if batch[0].image == 0]
     assert sizes[0] == default_threads()
     assert 8 <= sizes[1] <= 25
 
 
-def test_a_view_that_takes_no_longer_than_150_ms_is_one_batch(fetcher, monkeypatch):
+def test_a_view_that_takes_less_than_400_ms_is_one_batch(fetcher, monkeypatch):
     source = Source()
     # A busy machine would wake up later from a sleep.
-    clock = SimpleNamespace(perf_counter=lambda: 0.001 * sum(map(len, source.batches)))
+    clock = SimpleNamespace(perf_counter=lambda: 0.0035 * sum(map(len, source.batches)))
     monkeypatch.setattr("napari_wsigpu.display.fetcher.time", clock)
     batch_sizes(fetcher, source, default_threads())
     assert batch_sizes(fetcher, source, 100)[1:] == [100]
@@ -229,7 +229,7 @@ def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
 
 
 def test_tiles_that_are_made_of_many_are_decoded_one_by_one(fetcher):
-    source = Source(seconds=0.1)
+    source = Source(seconds=0.21)
     source.parts = 4 * default_threads()
     assert batch_sizes(fetcher, source, 4) == [1, 1, 1, 1]
 

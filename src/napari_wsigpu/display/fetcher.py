@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BATCH_SECONDS = 0.05
 # All missing tiles of a view form one batch if that takes no longer: each batch ends with idle
 # cores, and drawing a half-complete view delays the rest.
-VIEW_SECONDS = 0.15
+VIEW_SECONDS = 0.4
 # A source may ask for larger batches of tiles on screen, up to this duration. The first batch,
 # whose duration is unknown, has a part of their size.
 LONGEST_SECONDS, FIRST_PART = 0.75, 4
@@ -81,7 +81,7 @@ class TileFetcher:
 
     Tiles on any screen come before prefetched tiles. A batch takes about 50 ms, or 15 ms for
     prefetched tiles, because a new view has to wait for the batch in flight. All missing tiles of a
-    view form one batch if that takes at most 150 ms. Tiles that take longer than 0.2 s each are not
+    view form one batch if that takes at most 0.4 s. Tiles that take longer than 0.2 s each are not
     prefetched. While a GPU decodes, prefetching pauses during frames, because the decoding and the
     drawing thread would compete for the GIL.
     """
