@@ -14,6 +14,7 @@ from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tile
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.reasons import codec_reason
+from napari_wsigpu.model.tags import COMPRESSION, DEFLATE, ZSTD
 from napari_wsigpu.storage.buffers import TileMemory
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ Result = TypeVar("Result")
 
 FEW_CORES = 4
 # More threads than this, of all batches together, decode tiles of up to SMALL_PIXELS pixels more
-# slowly: they wait for the GIL.
-MOST_FOR_SMALL, SMALL_PIXELS = 11, 1 << 17
+# slowly: they wait for the GIL. QUICK codecs take it more often: the batches in flight share a
+# smaller number, and the rest must not help the only batch that is left while others are prepared.
+MOST_FOR_SMALL, MOST_FOR_QUICK, SMALL_PIXELS = 13, 12, 1 << 17
+QUICK = {*DEFLATE, *ZSTD, COMPRESSION.PACKBITS}
 
 
 @cache
@@ -81,7 +84,8 @@ class CpuDecoder:
         self._lock = threading.Condition()
         self._pool: ThreadPoolExecutor | None = None
         self._helping = 0  # threads of the pool that are reserved for batches
-        self._batches: list[PendingCpuBatch] = []
+        self._batches: list[PendingCpuBatch] = []  # with tiles that no thread has taken
+        self._active = 0  # number of batches that nobody has finished waiting for
         self._memory = TileMemory()
 
     @property
@@ -110,6 +114,9 @@ class CpuDecoder:
         pending = PendingCpuBatch(batch, slots, deliver, self._memory, self)
         with self._lock:
             self._batches.append(pending)
+            self._active += 1
+            if pending.is_quick:
+                pending.most = max(1, MOST_FOR_QUICK // self._active)
             wanted = min(self._workers, len(batch) - 1, pending.most_together - 1)
             for _ in range(self._helping, wanted):
                 self._start_helper(self._threads())
@@ -164,13 +171,14 @@ class CpuDecoder:
                 self._leave(pending)
 
     def withdraw(self, pending: PendingCpuBatch) -> None:
-        """Return once no thread decodes a batch, and none will."""
+        """Return once no thread decodes a batch, and none will; called once for each."""
         pending.cancelled = True
         with self._lock:
             if pending in self._batches:
                 self._batches.remove(pending)
             while pending.threads:
                 self._lock.wait()
+            self._active -= 1
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
         """Run a task in the pool, or in this thread if the pool has no threads."""
@@ -233,23 +241,20 @@ class PendingCpuBatch:
         self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
         self._whole = whole_tile_decoder(batch)
         # All threads share this iterator; `next` of a range iterator is atomic under the GIL.
-        self._count = len(batch)
-        self._numbers = iter(range(self._count))
+        self._numbers = iter(range(len(batch)))
         self.cancelled = False
         self._failures: dict[int, str] = {}
         self._error: BaseException | None = None
-        self.threads = 0
-        most = MOST_FOR_SMALL if self._decodes_small_tiles else sys.maxsize
+        self.threads, self.most = 0, len(batch)
+        # Tiles that decode so quickly that many threads would mostly wait for the GIL.
+        is_small = self._whole is not None and self._shape[0] * self._shape[1] <= SMALL_PIXELS
+        self.is_quick = is_small and level.encoding.compression in QUICK
+        most = MOST_FOR_SMALL if is_small else sys.maxsize
         self.most_together = min(most, limits.decoding_bytes // self._size)
-
-    @property
-    def _decodes_small_tiles(self) -> bool:
-        """Whether tiles decode so quickly that many threads would mostly wait for the GIL."""
-        return self._whole is not None and self._shape[0] * self._shape[1] <= SMALL_PIXELS
 
     def needs_help(self, busy: int) -> bool:
         """Return whether another thread may help, if so many decode all batches."""
-        return self.threads < self._count and busy < self.most_together
+        return self.threads < self.most and busy < self.most_together
 
     def work(self) -> None:
         """Decode tiles until none are left; each thread that decodes runs this."""
@@ -305,8 +310,8 @@ class PendingCpuBatch:
 
     def cancel(self) -> None:
         """Drop the tiles that no thread has started to decode, and wait for the others."""
-        self._decoder.withdraw(self)
         if self._batch is not None:
+            self._decoder.withdraw(self)
             self._batch.release()
         # `deliver` may refer to this batch; break the cycle, which would keep the pixels alive.
         self._batch, self._whole = None, None
