@@ -42,6 +42,7 @@ MS, COUNT = "{:,.1f} ms", "{:,.0f}"
 _SINGLE = "single-16-cores: regions/reader={}&side=256&way=random/"
 _REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
 _WALK = "walk: costs_ms/20/modes/{}/"
+_FRAMES = "frames-h200: summary/window={}&series=%s"
 _JPEG2000 = "jpeg2000-h200: batches/codec={}&decoder=%s/gigapixels_a_second"
 
 
@@ -174,6 +175,23 @@ TABLES = {
             f"{width} x {height}, {name}": (_window(f"[{width}, {height}]", mode), MS)
             for width, height in ((1920, 1200), (3840, 2160))
             for name, mode in (("napari-wsigpu", "ours"), ("blocking", "blocking"))
+        },
+    ),
+    "frames": Table(
+        "canvas",
+        {
+            f"{width} x {height}, {name}": f"[{width}, {height}]&mode={mode}"
+            for width, height in ((1920, 1200), (3700, 1900))
+            for name, mode in (
+                ("napari-wsigpu", "ours"),
+                ("blocking", "blocking"),
+                ("no slide", "empty"),
+            )
+        },
+        {
+            "jump": (_FRAMES % "jump 1/exact_ms_p50", MS),
+            "jump, 95th percentile": (_FRAMES % "jump 1/exact_ms_p95", MS),
+            "free pan, frames per second": (_FRAMES % "pan 1/frames_per_s", "{:.0f}"),
         },
     ),
     "jpeg2000": Table(
