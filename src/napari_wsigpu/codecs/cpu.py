@@ -14,7 +14,6 @@ from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tile
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.reasons import codec_reason
-from napari_wsigpu.model.tags import COMPRESSION, DEFLATE, ZSTD
 from napari_wsigpu.storage.buffers import TileMemory
 
 if TYPE_CHECKING:
@@ -29,10 +28,11 @@ Result = TypeVar("Result")
 
 FEW_CORES = 4
 # More threads than this, of all batches together, decode tiles of up to SMALL_PIXELS pixels more
-# slowly: they wait for the GIL. QUICK codecs take it more often: the batches in flight share a
-# smaller number, and the rest must not help the only batch that is left while others are prepared.
-MOST_FOR_SMALL, MOST_FOR_QUICK, SMALL_PIXELS = 13, 12, 1 << 17
-QUICK = {*DEFLATE, *ZSTD, COMPRESSION.PACKBITS}
+# slowly: they wait for the GIL.
+MOST_FOR_SMALL, SMALL_PIXELS = 13, 1 << 17
+# Tiles that Python unpacks in steps take the GIL more often. Threads that change to the only batch
+# that is left would delay those that prepare the next one, so batches in flight share the threads.
+FEWEST_FOR_STEPS = 3
 
 
 @cache
@@ -115,8 +115,8 @@ class CpuDecoder:
         with self._lock:
             self._batches.append(pending)
             self._active += 1
-            if pending.is_quick:
-                pending.most = max(1, MOST_FOR_QUICK // self._active)
+            if pending.in_steps:
+                pending.most = max(FEWEST_FOR_STEPS, self.threads // self._active)
             wanted = min(self._workers, len(batch) - 1, pending.most_together - 1)
             for _ in range(self._helping, wanted):
                 self._start_helper(self._threads())
@@ -248,7 +248,7 @@ class PendingCpuBatch:
         self.threads, self.most = 0, len(batch)
         # Tiles that decode so quickly that many threads would mostly wait for the GIL.
         is_small = self._whole is not None and self._shape[0] * self._shape[1] <= SMALL_PIXELS
-        self.is_quick = is_small and level.encoding.compression in QUICK
+        self.in_steps = self._whole is None
         most = MOST_FOR_SMALL if is_small else sys.maxsize
         self.most_together = min(most, limits.decoding_bytes // self._size)
 
