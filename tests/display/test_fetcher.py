@@ -31,14 +31,17 @@ class Source:
         self.gate.set()
         self.begun = threading.Event()
         self.error = None
+        self.stubborn = True  # whether it reads on when nobody wants the tiles any more
 
     def parts_of(self, level):
         return self.parts
 
-    def read_tiles(self, keys):
+    def read_tiles(self, keys, cancellation):
         self.batches.append(list(keys))
         self.journal += keys
         self.begun.set()
+        if not self.stubborn:
+            until(lambda: self.gate.is_set() or cancellation.check())
         assert self.gate.wait(TIMEOUT)
         time.sleep(self.seconds * len(keys))
         if self.error:
@@ -109,6 +112,55 @@ def test_a_view_that_takes_less_than_400_ms_is_one_batch(fetcher, monkeypatch):
     monkeypatch.setattr("napari_wsigpu.display.fetcher.time", clock)
     batch_sizes(fetcher, source, default_threads())
     assert batch_sizes(fetcher, source, 100)[1:] == [100]
+
+
+class TestTilesThatNobodyWantsAnyMore:
+    @pytest.fixture
+    def reading(self, fetcher):
+        """A source whose tiles are in flight for a screen."""
+        source = Source()
+        source.stubborn = False
+        source.gate.clear()
+        screen = Screen(source)
+        fetcher.request(screen, source.keys(3))
+        assert source.begun.wait(TIMEOUT)
+        return source, screen
+
+    def test_a_new_view_does_not_wait_for_those_of_the_old(self, fetcher, reading):
+        source, screen = reading
+        fetcher.request(screen, source.keys(2, row=5))
+        until(lambda: len(source.batches) > 1)
+        source.gate.set()
+        until(lambda: len(screen.landed) == 2)
+        assert set(screen.landed) == {*source.keys(2, row=5)}
+
+    def test_one_that_is_still_wanted_is_read(self, fetcher, reading):
+        source, screen = reading
+        fetcher.request(screen, source.keys(2, row=5), source.keys(3)[2:])
+        source.gate.set()
+        until(lambda: len(screen.landed) == 5)
+        assert len(source.read) == 5
+
+    def test_another_display_may_want_them(self, fetcher, reading):
+        source, screen = reading
+        other = Screen(source)
+        fetcher.request(other, source.keys(1))
+        fetcher.cancel(screen)
+        source.gate.set()
+        until(lambda: len(other.landed) == 3)
+        assert not screen.landed
+
+    def test_they_are_read_again_when_wanted_again(self, fetcher, reading):
+        source, screen = reading
+        fetcher.cancel(screen)
+        fetcher.request(screen, source.keys(3))
+        source.gate.set()
+        until(lambda: len(screen.landed) == 3)
+        assert source.read == 2 * source.keys(3)
+
+    def test_closing_the_slide_does_not_wait_for_them(self, fetcher, reading):
+        fetcher.forget_slide(1)
+        until(lambda: fetcher._thread is None)
 
 
 def batch_sizes(fetcher, source, count):

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import time
 
@@ -186,6 +188,27 @@ def test_who_reads_an_abandoned_one_is_told(leaves_nothing, batch_size):
         assert going_on.acquire(timeout=10)
     regions.close()
     assert len(told) == 2
+
+
+AT_EXIT = """
+import time
+from napari_wsigpu.reading.batches import read_ahead
+
+def read(locations, cancellation):
+    for _ in range(200):
+        cancellation.check()
+        time.sleep(0 if locations == [0] else 0.1)
+    return locations
+
+batches = read_ahead(read, range(9), batch_size=1, num_workers=2, prefetch_factor=2)
+assert next(batches) == [0]
+"""
+
+
+def test_python_does_not_read_on_when_it_exits():
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", AT_EXIT], check=True, timeout=60)
+    assert time.monotonic() - begin < 15  # not the 20 s that each batch takes
 
 
 def test_nobody_is_told_while_regions_are_wanted():

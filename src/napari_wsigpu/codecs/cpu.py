@@ -97,7 +97,13 @@ class CpuDecoder:
         """Return why tiles of a level can't be decoded; None if they can."""
         return refusal(level.encoding)
 
-    def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> PendingCpuBatch:
+    def schedule(
+        self,
+        batch: EncodedBatch,
+        slots: HostSlots,
+        deliver: Deliver,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> PendingCpuBatch:
         """Start decoding a batch, and return immediately.
 
         Parameters
@@ -109,9 +115,11 @@ class CpuDecoder:
         deliver : callable
             Called from any thread, one or more times, with indices of tiles in `batch` whose pixels
             are in their slots.
+        is_cancelled : callable
+            Asked before each tile; once it returns true, no further tiles are decoded.
         """
         load_for(batch.level.encoding)
-        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self)
+        pending = PendingCpuBatch(batch, slots, deliver, is_cancelled, self._memory, self)
         with self._lock:
             self._batches.append(pending)
             self._active += 1
@@ -228,6 +236,7 @@ class PendingCpuBatch:
         batch: EncodedBatch,
         slots: HostSlots,
         deliver: Deliver,
+        is_cancelled: Callable[[], bool],
         memory: TileMemory,
         decoder: CpuDecoder,
     ) -> None:
@@ -235,6 +244,7 @@ class PendingCpuBatch:
         self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
+        self._is_cancelled = is_cancelled
         self._memory = memory
         self._decoder = decoder
         self._size, self._dtype = level.tile_bytes, level.dtype
@@ -262,10 +272,10 @@ class PendingCpuBatch:
         batch, deliver = self._batch, self._deliver
         decode, fetch = self._whole or (None, None)
         memories, pixels = self._slots.memory, self._slots.pixels
-        shape, dtype = self._shape, self._dtype
+        shape, dtype, is_cancelled = self._shape, self._dtype, self._is_cancelled
         own: tuple[ByteArray, Array] | None = None
         for number in self._numbers:
-            if self.cancelled or batch is None:
+            if self.cancelled or batch is None or is_cancelled():
                 return
             memory = memories[number]
             if memory is not None:

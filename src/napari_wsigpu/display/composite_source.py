@@ -16,7 +16,7 @@ from napari_wsigpu.model.channel_groups import group_of
 from napari_wsigpu.model.errors import UnsupportedArrayError
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.level import LevelArray
-from napari_wsigpu.reading.plan import Regions
+from napari_wsigpu.reading.plan import NEVER, Regions
 from napari_wsigpu.reading.stack import StackLevel
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileCache, TileKey
     from napari_wsigpu.reading.channels import ChannelReader
+    from napari_wsigpu.reading.plan import Cancellation
 
     Tile = tuple[int, int]
 
@@ -200,7 +201,9 @@ class CompositeSource(HostedSource):
         """Return the tiles whose visible channels are all cached."""
         return self.channels.cached_tiles(number, tiles, self.view.settings.visible)
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
+    def read_tiles(
+        self, keys: Sequence[TileKey], cancellation: Cancellation = NEVER
+    ) -> dict[TileKey, Array]:
         """Compose whole tiles of one level. A tile that is damaged in any channel is hatched.
 
         Raises
@@ -212,7 +215,7 @@ class CompositeSource(HostedSource):
         tiles = {(key.row, key.column): key for key in keys}
         # A changed composite needs the overview's channels; looking them up keeps them cached.
         self.channels.cached_tiles(*self._host.overview_tiles(), settings.visible)
-        found, damaged = self.channels.tiles(keys[0].image, tiles, settings.visible)
+        found, damaged = self.channels.tiles(keys[0].image, tiles, settings.visible, cancellation)
         composed = {}
         for tile, key in tiles.items():
             pixels = self._compose(key, found[tile], settings)

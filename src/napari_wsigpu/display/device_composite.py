@@ -16,6 +16,7 @@ from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.gpu.device.kernel_tables import PLANE
 from napari_wsigpu.reading.device import tile_format
 from napari_wsigpu.reading.on_device import DrawableTiles
+from napari_wsigpu.reading.plan import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.composite import ChannelStyle, Composite
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.plan import Cancellation
 
     Tile = tuple[int, int]
     # Colors of a channel's values on the device, the first value, and the number of further ones.
@@ -174,7 +176,9 @@ class DeviceComposite(CompositeSource):
         sources = self.channels.sources(number, composed.settings.visible)
         return {tiles[tile]: True for tile in composed.compose(number, tiles, sources)}
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bool]:  # type: ignore[override]
+    def read_tiles(  # type: ignore[override]
+        self, keys: Sequence[TileKey], cancellation: Cancellation = NEVER
+    ) -> dict[TileKey, bool]:
         """Decode the channels of whole tiles of one level, and compose the tiles.
 
         Returns
@@ -195,6 +199,7 @@ class DeviceComposite(CompositeSource):
         images = [image for image, _ in sources]
         if images:
             self.channels.guarded(partial(stored.decode, images, places))
+        cancellation.check()
         which = np.array(places, np.int64)
         images = [image for image in images if not stored.decoded(image, which).all()]
         if images:

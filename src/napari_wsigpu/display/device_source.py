@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from napari_wsigpu.display.source import HostedSource
+from napari_wsigpu.reading.plan import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.on_device import TilesOnDevice
+    from napari_wsigpu.reading.plan import Cancellation
 
     Tile = tuple[int, int]
 
@@ -49,8 +51,10 @@ class DeviceSource(HostedSource):
         """Return the value of pixels that the file does not hold, in a color."""
         return self._host.background(color)
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bool]:
-        """Decode whole tiles of one level to the device.
+    def read_tiles(
+        self, keys: Sequence[TileKey], cancellation: Cancellation = NEVER
+    ) -> dict[TileKey, bool]:
+        """Decode whole tiles of one level to the device, which takes too little time to stop it.
 
         Returns
         -------
@@ -62,6 +66,7 @@ class DeviceSource(HostedSource):
         DeviceError, SlideError
             As in `DisplaySource.read_tiles`.
         """
+        cancellation.check()
         tiles = {(key.row, key.column): key for key in keys}
         failed = self._read(keys[0].image, list(tiles))
         return {key: tile not in failed for tile, key in tiles.items()}

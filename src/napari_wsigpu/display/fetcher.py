@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from napari_wsigpu.codecs.cpu import default_threads
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.reading.plan import Cancellation, CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -74,16 +75,17 @@ class _FetchBatch(NamedTuple):
     keys: list[TileKey]
     ahead: bool
     waited_for: bool
+    cancellation: Cancellation
 
 
 class TileFetcher:
     """Decodes the tiles that displays request, in one thread that ends when no request is left.
 
     Tiles on any screen come before prefetched tiles. A batch takes about 50 ms, or 15 ms for
-    prefetched tiles, because a new view has to wait for the batch in flight. All missing tiles of a
-    view form one batch if that takes at most 0.4 s. Tiles that take longer than 0.2 s each are not
-    prefetched. While a GPU decodes, prefetching pauses during frames, because the decoding and the
-    drawing thread would compete for the GIL.
+    prefetched tiles, so that a view sharpens while it is read. All missing tiles of a view form one
+    batch if that takes at most 0.4 s. A batch that no display wants any more is cancelled. Tiles
+    that take longer than 0.2 s each are not prefetched. While a GPU decodes, prefetching pauses
+    during frames, because the decoding and the drawing thread would compete for the GIL.
     """
 
     def __init__(self) -> None:
@@ -94,6 +96,9 @@ class TileFetcher:
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
         self._flight_source: TileSource | None = None
+        self._flight_cancellation = Cancellation()
+        # The displays that requested tiles in flight and still want some of them.
+        self._flight_wanted_by: set[Display] = set()
         self._flight_is_ahead = False
         self._arrives_at: float | None = None
         self._paused_until = 0.0
@@ -128,9 +133,13 @@ class TileFetcher:
         with self._changed:
             waiting = self._requests.pop(display, None)
             self._changed.notify_all()
+            in_flight = self._coming if display.source is self._flight_source else frozenset()
+            if in_flight.isdisjoint(on_screen) and in_flight.isdisjoint(next_likely):
+                self._cancel_unwanted({display})
+            else:
+                self._flight_wanted_by.add(display)
             if not on_screen and not next_likely:
                 return
-            in_flight = self._in_flight if display.source is self._flight_source else frozenset()
             request = _Request(
                 display.source,
                 [key for key in on_screen if key not in in_flight],
@@ -172,9 +181,10 @@ class TileFetcher:
         """
         with self._changed:
             left: float | None = 0.0
-            if self._in_flight:
+            coming = self._coming
+            if coming:
                 left = self._arrives_at and max(0.0, self._arrives_at - time.perf_counter())
-            others = [key for key in keys if key not in self._in_flight]
+            others = [key for key in keys if key not in coming]
             seconds = self._seconds_of(others[0], len(others)) if others else 0.0
             return None if left is None or seconds is None else left + seconds
 
@@ -205,7 +215,9 @@ class TileFetcher:
             for request in self._requests.values():
                 for keys in (request.on_screen, request.next_likely):
                     keys[:] = [key for key in keys if key.slide != slide]
-            self._changed.wait_for(lambda: all(key.slide != slide for key in self._in_flight))
+            if any(key.slide == slide for key in self._in_flight):
+                self._cancel_unwanted(self._flight_wanted_by)
+                self._changed.wait_for(lambda: all(key.slide != slide for key in self._in_flight))
             self._ahead = {key for key in self._ahead if key.slide != slide}
             for level in [level for level in self._batches if level[0] == slide]:
                 del self._batches[level]
@@ -227,7 +239,11 @@ class TileFetcher:
         while (batch := self._next()) is not None:
             start = time.perf_counter()
             try:
-                tiles = batch.source.read_tiles(batch.keys)
+                tiles = batch.source.read_tiles(batch.keys, batch.cancellation)
+            except CancelledError:
+                with self._changed:
+                    self._in_flight = frozenset()
+                    self._changed.notify_all()
             except Exception as error:
                 if not isinstance(error, SlideError):
                     logger.exception("Tiles of a display can't be read")
@@ -268,7 +284,13 @@ class TileFetcher:
             least = source.least_batch if ahead else self._least_on_screen(first, source)
             del batch[max(most, least) :]
         self._in_flight, self._flight_is_ahead = frozenset(batch), ahead
-        self._flight_source = source
+        self._flight_source, self._flight_cancellation = source, Cancellation()
+        self._flight_wanted_by = {
+            display
+            for display, other in self._requests.items()
+            if other.source is source
+            and not self._in_flight.isdisjoint((*other.on_screen, *other.next_likely))
+        }
         seconds = self._seconds_of(first, len(batch))
         self._arrives_at = None if seconds is None else time.perf_counter() + seconds
         # The batch is delivered to all displays of the source.
@@ -278,7 +300,22 @@ class TileFetcher:
             for waiting in (other.on_screen, other.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[first.slide] = len(batch)
-        return _FetchBatch(source, batch, ahead, request.waits and not ahead)
+        return _FetchBatch(
+            source, batch, ahead, request.waits and not ahead, self._flight_cancellation
+        )
+
+    @property
+    def _coming(self) -> frozenset[TileKey]:
+        """The tiles in flight, unless they are no longer wanted: then they may never arrive."""
+        return self._in_flight if self._flight_wanted_by else frozenset()
+
+    def _cancel_unwanted(self, displays: Collection[Display]) -> None:
+        """Note that displays want no tile in flight; cancel the batch if nobody does."""
+        if not self._in_flight:
+            return
+        self._flight_wanted_by -= {*displays}
+        if not self._flight_wanted_by:
+            self._flight_cancellation.cancel()
 
     def _batch_size(self, key: TileKey, source: TileSource, most_seconds: float) -> int:
         """Return how many tiles keep all cores busy for at most `most_seconds`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.channels import image_of
+from napari_wsigpu.reading.plan import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.plan import Cancellation
 
     Tiles = dict[tuple[int, int], Array]
-    ReadTiles = Callable[[int, Collection[tuple[int, int]], ColorTable | None], Tiles]
+    ReadTiles = Callable[[int, Collection[tuple[int, int]], ColorTable | None, Cancellation], Tiles]
 
 REMOTE_BATCH = 64
 HATCH_PERIOD, HATCH_WIDTH = 32, 6  # pixels
@@ -90,13 +92,17 @@ class DisplaySource:
             return self._layout.background
         return table.background(self._layout.background, self._layout.levels[0].channels)
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, Array]:
+    def read_tiles(
+        self, keys: Sequence[TileKey], cancellation: Cancellation = NEVER
+    ) -> dict[TileKey, Array]:
         """Decode whole tiles of one level; tiles that fail are hatched.
 
         Parameters
         ----------
         keys : sequence of TileKey
             Tiles of this slide, all of one level and one color.
+        cancellation : Cancellation
+            Stops the read, which then raises a `CancelledError`.
 
         Returns
         -------
@@ -113,7 +119,7 @@ class DisplaySource:
         first = keys[0]
         tiles = {(key.row, key.column): key for key in keys}
         table = self._table(first.color)
-        found = self._read(first.image, tiles, table)
+        found = self._read(first.image, tiles, table, cancellation)
         background = self.background(first.color)
         return {
             key: self._hatched_if_damaged(key, found[tile], background)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 # Exit status of a process that SIGINT ended: 128 + 2.
@@ -16,8 +16,10 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def interrupt_event() -> Iterator[threading.Event]:
+def interrupt_event(then: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C sets; a second Ctrl-C interrupts immediately.
+
+    The first one also calls `then`.
 
     Raising from a signal handler is unreliable: Python drops exceptions raised while a finalizer
     runs. Only the main thread receives signals; in any other thread, the event is never set.
@@ -29,6 +31,7 @@ def interrupt_event() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         interrupted.set()
+        then()
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, handle)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import operator
 import os
 import random
 import sys
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 from napari_wsigpu.model.errors import RegionError, SlideError
-from napari_wsigpu.reading.plan import NEVER, Cancellation
+from napari_wsigpu.reading.plan import NEVER, Cancellation, CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -43,6 +46,19 @@ class Grouping(NamedTuple, Generic[Batch]):
 
     most: int
     cut: Callable[[Batch, int, int], Batch]
+
+
+_live: WeakSet[Cancellation] = WeakSet()
+
+
+def _cancel_all() -> None:
+    for cancellation in list(_live):
+        cancellation.cancel()
+
+
+# While Python exits, it joins the threads of pools, which first read all that waits for them. Only
+# this function of the standard library, which isn't public, is called before.
+getattr(threading, "_register_atexit", atexit.register)(_cancel_all)
 
 
 def read_ahead(
@@ -123,15 +139,19 @@ def _ahead(
     groups = iter(lambda: list(islice(batches, grouping.most if grouping else 1)), [])
     # Passed to `read`, so that reads stop early once the caller closes the generator.
     ended, pid = Cancellation(), os.getpid()
+    _live.add(ended)
 
-    def read_group(group: list[list[Item]]) -> deque[Batch | partial[Batch]]:
+    def read_group(
+        group: list[list[Item]], cancellation: Cancellation
+    ) -> deque[Batch | partial[Batch]]:
+        cancellation.check()
         if grouping is None or len(group) == 1:
-            return deque([read(group[0], ended)])
+            return deque([read(group[0], cancellation)])
         try:
-            regions = read(list(chain.from_iterable(group)), ended)
+            regions = read(list(chain.from_iterable(group)), cancellation)
         except SlideError:
             # Some regions may be fine: read each batch when it is due, so that only bad ones raise.
-            return deque(partial(read, batch, ended) for batch in group)
+            return deque(partial(read, batch, NEVER) for batch in group)
         edges = pairwise(accumulate(map(len, group), initial=0))
         return deque(grouping.cut(regions, start, stop) for start, stop in edges)
 
@@ -145,17 +165,19 @@ def _ahead(
                 future = None
                 if os.getpid() == pid:  # threads don't survive fork
                     with suppress(RuntimeError):  # no more threads can be started
-                        future = pool.submit(read_group, group)
+                        future = pool.submit(read_group, group, ended)
                 waiting.append((group, future))
 
         try:
             submit(window)
             while waiting:
                 group, future = waiting.popleft()
-                if future is None or os.getpid() != pid:
-                    found = read_group(group)
-                else:
-                    found = future.result()
+                found = None
+                if future is not None and os.getpid() == pid:
+                    with suppress(CancelledError):  # Python exits, but this thread goes on
+                        found = future.result()
+                if found is None:
+                    found = read_group(group, NEVER)
                 submit(1)
                 while found:
                     regions = found.popleft()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.model.appearance import channel_colors, contrast_limits
 from napari_wsigpu.model.composite import WHITE, ChannelStyle, Composite
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.plan import ReadOptions, Regions
+from napari_wsigpu.reading.plan import NEVER, ReadOptions, Regions
 from napari_wsigpu.storage.source import can_address_channels, image_of_channel
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array
     from napari_wsigpu.model.layout import Channel, LevelLayout, PyramidLevel
     from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.plan import Cancellation
     from napari_wsigpu.reading.reader import RegionReader
 
     Result = TypeVar("Result")
@@ -179,7 +180,11 @@ class ChannelReader:
         return found
 
     def tiles(
-        self, number: int, tiles: Collection[Tile], channels: Sequence[int]
+        self,
+        number: int,
+        tiles: Collection[Tile],
+        channels: Sequence[int],
+        cancellation: Cancellation = NEVER,
     ) -> tuple[dict[Tile, list[Array]], set[Tile]]:
         """Return whole tiles of a level, one array per channel, and which tiles are damaged.
 
@@ -192,7 +197,8 @@ class ChannelReader:
         damaged: set[Tile] = set()
         sources = self.sources(number, channels)
         images = [image for image, _ in sources]
-        read = self.each(images, partial(self._reader.read_tiles, tiles=tiles))
+        one = partial(self._reader.read_tiles, tiles=tiles, cancellation=cancellation)
+        read = self.each(images, one)
         for (image, shown), pixels in zip(sources, read, strict=True):
             for tile in tiles:
                 found[tile] += (pixels[tile][..., channel] for channel in shown)

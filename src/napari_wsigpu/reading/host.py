@@ -390,6 +390,7 @@ class HostBackend:
     def _finish(self, batch: Batch[HostCanvas], pending: PendingBatch) -> dict[int, str]:
         """Wait for a batch that threads decode; return why tiles failed, by index."""
         failed = pending.wait()
+        batch.options.cancellation.check()  # then the decoder has left out tiles
         self._count_decoded(batch.image, len(batch.tiles) - len(failed))
         failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
         for tile in failures:
@@ -436,7 +437,8 @@ class HostBackend:
                 self._store(batch, index, slots.pixels[index], keep=kept[index])
 
         encoded = encoded or self._encoded(batch.image, batch.places)
-        return self.parts.decoder.schedule(encoded, slots, deliver)
+        is_cancelled = batch.options.cancellation.is_set
+        return self.parts.decoder.schedule(encoded, slots, deliver, is_cancelled)
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         """Read encoded tiles, or open the file so that the decoding threads read them.

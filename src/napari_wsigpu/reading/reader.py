@@ -14,7 +14,7 @@ from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.offload import Offload
-from napari_wsigpu.reading.plan import ReadOptions, Regions
+from napari_wsigpu.reading.plan import NEVER, ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.buffers import RegionMemory, copy_into
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.device import AnyStream, DeviceBackend
     from napari_wsigpu.reading.parts import SlideParts
-    from napari_wsigpu.reading.plan import Keep, ReadPlan
+    from napari_wsigpu.reading.plan import Cancellation, Keep, ReadPlan
 
     Result = TypeVar("Result")
 
@@ -190,7 +190,11 @@ class RegionReader:
         return find_held(number, self._images, self._parts.finer, regions)
 
     def read_tiles(
-        self, number: int, tiles: Collection[tuple[int, int]], table: ColorTable | None = None
+        self,
+        number: int,
+        tiles: Collection[tuple[int, int]],
+        table: ColorTable | None = None,
+        cancellation: Cancellation = NEVER,
     ) -> dict[tuple[int, int], Array]:
         """Read whole tiles for a display; tiles that fail show the background.
 
@@ -202,6 +206,8 @@ class RegionReader:
             Row and column of each tile.
         table : ColorTable, optional
             Converts the pixels to sRGB.
+        cancellation : Cancellation
+            Stops the read, which then raises a `CancelledError`.
 
         Returns
         -------
@@ -216,7 +222,7 @@ class RegionReader:
             If the tiles can't be read from the file or server, or the slide is closed.
         """
         image, places = self._images[number], list(tiles)
-        options = ReadOptions(tolerant=True, table=table)
+        options = ReadOptions(tolerant=True, table=table, cancellation=cancellation)
         regions = Regions.of(image.tile_rect(*place) for place in places)
         plans = plan_regions(number, self._images, regions)
         pixels = self.offload.read(number, plans, regions, options)
@@ -250,7 +256,9 @@ class RegionReader:
         found = zip(tiles, self._tiles.get_all(self._slide, number, places), strict=True)
         return {tile: pixels for tile, pixels in found if pixels is not None}
 
-    def check_tiles(self, number: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
+    def check_tiles(
+        self, number: int, progress: Callable[[int], None], cancellation: Cancellation
+    ) -> list[tuple[str, str]]:
         """Decode all stored tiles of an image completely, and drop their pixels.
 
         Parameters
@@ -259,13 +267,16 @@ class RegionReader:
             Number of an image that is not a mosaic.
         progress : callable
             Called after each batch with the number of tiles in it.
+        cancellation : Cancellation
+            Stops the check, which then raises a `CancelledError`.
 
         Returns
         -------
         list of (str, str)
             Name and reason of each tile that failed.
         """
-        image, options = self._images[number], ReadOptions(keep="none")
+        image = self._images[number]
+        options = ReadOptions(keep="none", cancellation=cancellation)
         failures: list[tuple[str, str]] = []
         places = stored_tiles(image)
         step = max(1, min(CHECKED_TILES, CHECKED_BYTES // image.tile_bytes))

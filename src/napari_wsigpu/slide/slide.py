@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, product
@@ -57,7 +58,13 @@ from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.parts import SlideParts
-from napari_wsigpu.reading.plan import NO_LOCK, ReadOptions, Regions
+from napari_wsigpu.reading.plan import (
+    NO_LOCK,
+    Cancellation,
+    CancelledError,
+    ReadOptions,
+    Regions,
+)
 from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader, stored_tiles
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.reading.tile_schedule import TileSchedule
@@ -89,7 +96,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import AnyArray, Array, DeviceArray, DType
     from napari_wsigpu.model.geometry import Integers, Mask, Pair, Span
     from napari_wsigpu.model.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
-    from napari_wsigpu.reading.plan import Cancellation, Keep
+    from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.reading.tile_schedule import UpcomingTiles
     from napari_wsigpu.storage.source import ByteSource
 
@@ -568,20 +575,20 @@ class Slide:
 
         def advance(tiles: int) -> None:
             nonlocal done
-            if interrupted.is_set():
-                raise KeyboardInterrupt
             done += tiles
             if progress is not None:
                 progress(done, max(done, total))
 
         # Buffers are recycled by finalizers, which would swallow Ctrl-C.
-        with interrupt_event() as interrupted:
+        cancellation = Cancellation()
+        with suppress(CancelledError), interrupt_event(cancellation.cancel) as interrupted:
             for t, z in product(range(planes.size_t), range(planes.size_z)):
                 plane = self.plane(z, t)
                 prefix = f"t {t}, z {z}, " if planes.count > 1 else ""
                 plane._log.forget_doubtful()
                 for number in own if plane is self else plane._checkable() - plane._associated:
-                    check = partial(plane._image_reader(number).check_tiles, number, advance)
+                    check = plane._image_reader(number).check_tiles
+                    check = partial(check, number, advance, cancellation)
                     damaged += ((prefix + name, why) for name, why in plane._guarded(check))
                 doubtful += ((prefix + name, why) for name, why in plane._log.doubtful_tiles())
         if interrupted.is_set():
