@@ -133,13 +133,14 @@ class TileFetcher:
         with self._changed:
             waiting = self._requests.pop(display, None)
             self._changed.notify_all()
+            if not on_screen and not next_likely:
+                self._cancel_unwanted({display})
+                return
             in_flight = self._coming if display.source is self._flight_source else frozenset()
             if in_flight.isdisjoint(on_screen) and in_flight.isdisjoint(next_likely):
                 self._cancel_unwanted({display})
             else:
                 self._flight_wanted_by.add(display)
-            if not on_screen and not next_likely:
-                return
             request = _Request(
                 display.source,
                 [key for key in on_screen if key not in in_flight],
