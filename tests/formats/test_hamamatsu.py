@@ -7,7 +7,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import CorruptSlideError, TileError, UnsupportedSlideError
 from napari_wsigpu.model.privacy import MASK, masked
@@ -245,6 +245,24 @@ def test_an_interval_that_does_not_end_at_a_marker(tmp_path):
     ndpi.write(path, [(data, tags | {65426: (ndpi.LONG, tuple(places))})])
     with open_slide(path, "cpu") as slide, pytest.raises(TileError, match="is truncated"):
         slide.read_region((0, 0), (10, 10))
+
+
+def test_an_interval_that_ends_early(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    data, tags = ndpi.level(picture(HEIGHT, WIDTH), 48)
+    places = tags[65426][1]
+    start, end = places[1], places[2] - 2
+    middle = (start + end) // 2
+    while data[middle - 1] == 255:
+        middle -= 1
+    cut = data[:middle] + data[places[2] - 2 :]
+    moved = tuple(place if place <= start else place - len(data) + len(cut) for place in places)
+    ndpi.write(path, [(cut, tags | {65426: (ndpi.LONG, moved), 279: (ndpi.LONG, len(cut))})])
+    with open_slide(path, "cpu") as slide:
+        if native.core is not None:
+            with pytest.raises(TileError, match="ends within a row"):
+                slide.read_region((0, 0), (10, 10))
+        assert slide.check_tiles().damaged or native.core is None
 
 
 def test_a_plain_jpeg_that_is_too_large(tmp_path):

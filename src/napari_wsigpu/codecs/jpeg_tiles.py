@@ -143,7 +143,7 @@ def decode_intervals(
     data = join_intervals(header, intervals)
     if encoding.jpeg_scale > 1:
         _decode_scaled(data, encoding.jpeg_scale, out)
-    else:
+    elif not _decode_natively(data, None, encoding.jpeg_color, out):
         imagecodecs.jpeg8_decode(data, out=out, **COLORS[encoding.jpeg_color])
 
 
