@@ -239,11 +239,13 @@ def test_large_jpegs_that_cannot_be_divided(tmp_path, monkeypatch):
         saved(RGB, "jpeg", restart_marker_rows=2),
         saved(RGB, "jpeg", restart_marker_blocks=5),
         saved(RGB, "jpeg", progressive=True, **ROWS),
-        rows[: len(rows) // 2],
-        rows.replace(b"\xff\xd9", b"\xff\x00"),
     ):
         path.write_bytes(data)
         with pytest.raises(UnsupportedSlideError, match=r"and no restart markers divide .*vips"):
+            describe(path)
+    for data in (rows[: len(rows) // 2], rows.replace(b"\xff\xd9", b"\xff\x00")):
+        path.write_bytes(data)
+        with pytest.raises(CorruptSlideError, match=r"of its 10 restart intervals are missing"):
             describe(path)
     path.write_bytes(rows)
     with pytest.raises(UnsupportedSlideError, match="claims tiles of"):  # of several rows

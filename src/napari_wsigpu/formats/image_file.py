@@ -254,8 +254,12 @@ def _of_intervals(path: Path, head: bytes) -> LevelLayout | None:
     rows, columns = -(-height // tile_height), -(-width // tile_width)
     ends = _interval_ends(path, start)
     excess = columns * tile_width - width
-    if excess >= tile_width // interval or len(ends) != rows * columns:
+    missing = rows * columns - len(ends)
+    if excess >= tile_width // interval or missing < 0:
         return None
+    if missing:
+        total = rows * columns
+        raise DamagedPictureError(f"{missing} of its {total} restart intervals are missing")
     starts = np.array([start, *ends[:-1]], np.int64)
     shape = 1, rows, columns
     grid = TileGrid(tile_height, tile_width, starts.reshape(shape), (ends - starts).reshape(shape))
