@@ -22,11 +22,7 @@ GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 BY_GPU = "NVIDIA GPU"
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
-REST = (
-    "  zstd1, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, "
-    "PNG, BMP, LERC, uncompressed: "
-    "CPU (imagecodecs)"
-)
+REST = "  zstd1, LZMA, WebP, JPEG-LS, RLE, JPEG XL, JPEG XR, PNG, BMP, LERC: CPU (imagecodecs)"
 
 CUPY = """
 __version__ = "14.2.0"
@@ -188,11 +184,12 @@ def machine(monkeypatch, tmp_path):
 def say(capsys):
     """Run the command and return its lines."""
 
-    def run(*words, status=0):
+    def run(*words, status=0, rates=False):
         assert main(["doctor", *map(str, words)]) == status
         said = capsys.readouterr()
         assert bool(said.err) is bool(status)
-        return said.out.splitlines()
+        lines = said.out.splitlines()
+        return lines if rates else [line for line in lines if ", pixels exact" not in line]
 
     return run
 
@@ -581,6 +578,8 @@ def test_json(machine, capsys, tmp_path):
                     "decoder": "NVIDIA GPU and its JPEG engine",
                     "reason": "",
                     "levels": [0, 1, 2],
+                    "gigapixels_a_second": None,  # no such GPU is here
+                    "pixels": "exact",
                 }
             ],
         }
@@ -618,8 +617,20 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
         "JPEG ": BY_GPU,
         "defla": BY_GPU,
     }
-    decoder = decoders.get(encoding[:5], "CPU (imagecodecs)")
+    decoder = decoders.get(encoding[:5], "CPU (read as stored)")
     assert say(path)[-2:] == [str(path), f"  levels 0, 1, 2: {encoding}: {decoder}"]
+
+
+def test_rates_are_measured_and_exactness_is_stated(monkeypatch, say, tmp_path):
+    path = tmp_path / "slide.tif"
+    slides.write_pyramid(path, slides.picture(100, 150), compression=34712, photometric="rgb")
+    (line,) = [line for line in say(path, rates=True) if "pixels exact" in line]
+    rate, rest = line.split(maxsplit=1)
+    assert float(rate) > 0
+    assert rest == "gigapixels per second, pixels exact"
+    routes = doctor.find_routes(GPU, WORKING_CUPY, WORKING_CODEC)
+    monkeypatch.setattr(doctor, "diagnose", lambda: Report((), GPU, (), routes))
+    assert say(path, rates=True)[-1] == "    not measured, pixels exact if lossless, else within 1"
 
 
 def test_computed_levels_are_not_decoded(say, tmp_path):

@@ -10,11 +10,13 @@ import ctypes
 import json
 import os
 import platform
+import random
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
@@ -47,6 +49,9 @@ WHEELS = {  # wheels for CUDA 12 and 13; nvImageCodec features that need the lib
 WITHOUT_NVJPEG2000 = (
     "nvJPEG2000 is missing or does not work: the CPU decodes HT and multi-tile code streams"
 )
+BY_GPU = "NVIDIA GPU"
+# How much of a slide is decoded to measure a rate.
+MEASURED_TILES, MEASURED_BYTES, MEASURED_SECONDS = 256, 64 << 20, 0.2
 JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 
 
@@ -265,12 +270,12 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     if not obstacle:  # CUDA kernels of this package decode them, and CuPy can run kernels
         exceptions = "" if JPEG2000 in works else WITHOUT_NVJPEG2000
         engine = " and its JPEG engine" if HARDWARE in works and may_use_engine() else ""
-        jpeg = Route(jpeg.encoding, f"NVIDIA GPU{engine}")
-        jpeg2000 = Route(jpeg2000.encoding, "NVIDIA GPU", exceptions)
-        compressed = Route(compressed.encoding, "NVIDIA GPU")
+        jpeg = Route(jpeg.encoding, f"{BY_GPU}{engine}")
+        jpeg2000 = Route(jpeg2000.encoding, BY_GPU, exceptions)
+        compressed = Route(compressed.encoding, BY_GPU)
     listed_apart = {COMPRESSION.NONE, COMPRESSION.JPEG, *WAVELET, *COMPRESSED}
     names = [entry.name for entry in COMPRESSIONS if listed_apart.isdisjoint(entry.codes)]
-    rest = Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
+    rest = Route(", ".join(names), "CPU", "imagecodecs")
     return jpeg, jpeg2000, compressed, rest
 
 
@@ -300,12 +305,56 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     how = recipe_for(level)
     if level.library is not None:
         return Route(name, level.library.name, str(how))
+    if encoding.compression == COMPRESSION.NONE and level.array is None:
+        return Route(name, "CPU", "read as stored")
     if encoding.compression not in (COMPRESSION.JPEG, *WAVELET, *COMPRESSED):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)
     number = {"jpeg": 0, "jpeg2000": 1}.get(how.kind, 2)
     return replace(found.routes[number], encoding=name)
+
+
+def measure(path: str, route: Route, number: int) -> float | None:
+    """Decode random tiles of a level as its route says, to where they are decoded.
+
+    Returns
+    -------
+    float or None
+        Gigapixels per second. None if the tiles are on a server, damaged, or not decoded this way.
+    """
+    device = "cuda" if route.decoder.startswith(BY_GPU) else "cpu"
+    try:
+        with open_slide(path, device=device) as slide:
+            level = slide.layout.levels[number]
+            grid, stored = level.grid, level.grid.byte_counts.any(axis=0)
+            if slide.layout.remote is not None or level.parts or not stored.any():
+                return None
+            size = min(grid.tile_width, level.width), min(grid.tile_height, level.height)
+            across, down = slide.dimensions[0] / level.width, slide.dimensions[1] / level.height
+            corners = [
+                (round(column * grid.tile_width * across), round(row * grid.tile_height * down))
+                for row, column in np.argwhere(stored).tolist()
+            ]
+            chosen = random.Random(0)
+            count = max(1, min(MEASURED_TILES, MEASURED_BYTES // level.tile_bytes))
+
+            def read() -> float:
+                places = chosen.choices(corners, k=count)
+                slide.clear_cache()
+                begin = time.perf_counter()
+                options: Any = {"level": number, "batch_size": count, "device": device}
+                for _ in slide.read_regions(places, size, **options):
+                    pass
+                return time.perf_counter() - begin
+
+            read()  # it also starts threads, or a GPU
+            seconds, batches = 0.0, 0
+            while seconds < MEASURED_SECONDS:
+                seconds, batches = seconds + read(), batches + 1
+            return batches * count * size[0] * size[1] / seconds / 1e9
+    except SlideError:
+        return None
 
 
 # Details of the search
@@ -404,7 +453,18 @@ def _extra(driver: Driver) -> str:
 
 def _as_json(found: Report, slides: dict[str, SlideRoutes]) -> str:
     listed = [
-        {"path": path, "routes": [{**asdict(route), "levels": n} for route, n in routes.items()]}
+        {
+            "path": path,
+            "routes": [
+                {
+                    **asdict(route),
+                    "levels": levels,
+                    "gigapixels_a_second": measure(path, route, levels[0]),
+                    "pixels": _exactness(route),
+                }
+                for route, levels in routes.items()
+            ],
+        }
         for path, routes in slides.items()
     ]
     return json.dumps({**asdict(found), "slides": listed}, indent=2)
@@ -423,6 +483,15 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
         for route, levels in routes.items():
             numbers = ", ".join(map(str, levels))
             yield f"  level{'s' if len(levels) > 1 else ''} {numbers}: {_route_text(route)}"
+            rate = measure(path, route, levels[0])
+            shown = "not measured" if rate is None else f"{rate:.3g} gigapixels per second"
+            yield f"    {shown}, pixels {_exactness(route)}"
+
+
+def _exactness(route: Route) -> str:
+    """Return how a route's pixels compare with those of the CPU, which are exact."""
+    lossy = route.encoding.startswith(("JPEG 2000", "HTJ2K")) and route.decoder.startswith(BY_GPU)
+    return "exact if lossless, else within 1" if lossy else "exact"
 
 
 def _driver_findings(driver: Driver) -> Iterator[Finding]:
