@@ -620,17 +620,6 @@ class TestPool:
         assert len(delivered) == count < 500
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_who_starts_a_batch_may_stop_it(self, level, workers):
-        batch, delivered = self.batch_of(level, np.arange(500) % 25), []
-        decoder = CpuDecoder(workers)
-        pending = decoder.schedule(
-            batch, HostSlots([None] * 500), delivered.extend, lambda: len(delivered) > 5
-        )
-        assert pending.wait() == {}
-        assert 6 <= len(delivered) <= 6 + workers
-        decoder.release()
-
-    @pytest.mark.parametrize("workers", [0, 2])
     def test_an_error_of_the_receiver_is_not_swallowed(self, batch, workers):
         decoder = CpuDecoder(workers)
 

@@ -149,7 +149,9 @@ def test_nobody_waits_for_tiles_that_take_longer(viewer, monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(runtime.default().fetcher, "expected", lambda keys: 21.0)
     read = slide.displayed.read_tiles
-    monkeypatch.setattr(slide.displayed, "read_tiles", lambda keys: gate.wait(30) and read(keys))
+    monkeypatch.setattr(
+        slide.displayed, "read_tiles", lambda *given: gate.wait(30) and read(*given)
+    )
     begin = time.monotonic()
     look_at(viewer, layer, 4000, 1500, 1)
     canvas_of(viewer)
@@ -608,7 +610,7 @@ def test_wait_raises_why_tiles_can_not_be_had(viewer, monkeypatch):
     settle()
     slide = layer.data[0].slide
 
-    def broken(keys):
+    def broken(keys, cancellation):
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(slide.displayed, "read_tiles", broken)
@@ -625,12 +627,12 @@ class Unsteady:
         self.error, self.left = error, times
         self.asked = []
 
-    def __call__(self, keys):
+    def __call__(self, keys, cancellation):
         self.asked.append(time.monotonic())
         if self.left:
             self.left -= 1
             raise self.error
-        return self.read_tiles(keys)
+        return self.read_tiles(keys, cancellation)
 
 
 @pytest.fixture

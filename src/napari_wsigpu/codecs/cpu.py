@@ -97,13 +97,7 @@ class CpuDecoder:
         """Return why tiles of a level can't be decoded; None if they can."""
         return refusal(level.encoding)
 
-    def schedule(
-        self,
-        batch: EncodedBatch,
-        slots: HostSlots,
-        deliver: Deliver,
-        is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> PendingCpuBatch:
+    def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> PendingCpuBatch:
         """Start decoding a batch, and return immediately.
 
         Parameters
@@ -114,12 +108,11 @@ class CpuDecoder:
             Memory for the decoded tiles.
         deliver : callable
             Called from any thread, one or more times, with indices of tiles in `batch` whose pixels
-            are in their slots.
-        is_cancelled : callable
-            Asked before each tile; once it returns true, no further tiles are decoded.
+            are in their slots. If it raises an exception, no further tiles are decoded, and
+            `wait` raises it.
         """
         load_for(batch.level.encoding)
-        pending = PendingCpuBatch(batch, slots, deliver, is_cancelled, self._memory, self)
+        pending = PendingCpuBatch(batch, slots, deliver, self._memory, self)
         with self._lock:
             self._batches.append(pending)
             self._active += 1
@@ -236,7 +229,6 @@ class PendingCpuBatch:
         batch: EncodedBatch,
         slots: HostSlots,
         deliver: Deliver,
-        is_cancelled: Callable[[], bool],
         memory: TileMemory,
         decoder: CpuDecoder,
     ) -> None:
@@ -244,7 +236,6 @@ class PendingCpuBatch:
         self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
-        self._is_cancelled = is_cancelled
         self._memory = memory
         self._decoder = decoder
         self._size, self._dtype = level.tile_bytes, level.dtype
@@ -272,10 +263,10 @@ class PendingCpuBatch:
         batch, deliver = self._batch, self._deliver
         decode, fetch = self._whole or (None, None)
         memories, pixels = self._slots.memory, self._slots.pixels
-        shape, dtype, is_cancelled = self._shape, self._dtype, self._is_cancelled
+        shape, dtype = self._shape, self._dtype
         own: tuple[ByteArray, Array] | None = None
         for number in self._numbers:
-            if self.cancelled or batch is None or is_cancelled():
+            if self.cancelled or batch is None:
                 return
             memory = memories[number]
             if memory is not None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -48,17 +48,20 @@ class Grouping(NamedTuple, Generic[Batch]):
     cut: Callable[[Batch, int, int], Batch]
 
 
-_live: WeakSet[Cancellation] = WeakSet()
+# The flags of unfinished iterators, and the numbers of their slides.
+_live: WeakKeyDictionary[Cancellation, int | None] = WeakKeyDictionary()
 
 
-def _cancel_all() -> None:
-    for cancellation in list(_live):
-        cancellation.cancel()
+def cancel_reads(slide: int | None = None) -> None:
+    """Stop what iterators read ahead from a slide, or from all slides."""
+    for cancellation, owner in list(_live.items()):
+        if slide in (None, owner):
+            cancellation.cancel()
 
 
 # While Python exits, it joins the threads of pools, which first read all that waits for them. Only
 # this function of the standard library, which isn't public, is called before.
-getattr(threading, "_register_atexit", atexit.register)(_cancel_all)
+getattr(threading, "_register_atexit", atexit.register)(cancel_reads)
 
 
 def read_ahead(
@@ -73,6 +76,7 @@ def read_ahead(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
+    slide: int | None = None,
 ) -> Generator[Batch, None, None]:
     """Read batches of regions ahead of the caller, in order or shuffled.
 
@@ -87,6 +91,8 @@ def read_ahead(
         if that is larger.
     grouping : Grouping, optional
         How one call reads several of the batches; by default, each call reads one.
+    slide : int, optional
+        Number of the slide, for `cancel_reads`.
 
     Yields
     ------
@@ -123,7 +129,7 @@ def read_ahead(
     if grouping is not None:
         grouping = grouping._replace(most=max(1, min(grouping.most, (1 + ahead) // 2)))
         ahead = (1 + ahead) // grouping.most - 1
-    return _ahead(read, batches, num_workers, 1 + ahead, grouping)
+    return _ahead(read, batches, num_workers, 1 + ahead, grouping, slide)
 
 
 def _ahead(
@@ -132,6 +138,7 @@ def _ahead(
     workers: int,
     window: int,
     grouping: Grouping[Batch] | None,
+    slide: int | None,
 ) -> Generator[Batch, None, None]:
     if not workers:
         yield from (read(batch, NEVER) for batch in batches)
@@ -139,7 +146,7 @@ def _ahead(
     groups = iter(lambda: list(islice(batches, grouping.most if grouping else 1)), [])
     # Passed to `read`, so that reads stop early once the caller closes the generator.
     ended, pid = Cancellation(), os.getpid()
-    _live.add(ended)
+    _live[ended] = slide
 
     def read_group(
         group: list[list[Item]], cancellation: Cancellation
@@ -174,7 +181,8 @@ def _ahead(
                 group, future = waiting.popleft()
                 found = None
                 if future is not None and os.getpid() == pid:
-                    with suppress(CancelledError):  # Python exits, but this thread goes on
+                    # Python exits, but this thread goes on; or the slide is closed.
+                    with suppress(CancelledError):
                         found = future.result()
                 if found is None:
                     found = read_group(group, NEVER)

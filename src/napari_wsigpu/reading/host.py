@@ -390,7 +390,6 @@ class HostBackend:
     def _finish(self, batch: Batch[HostCanvas], pending: PendingBatch) -> dict[int, str]:
         """Wait for a batch that threads decode; return why tiles failed, by index."""
         failed = pending.wait()
-        batch.options.cancellation.check()  # then the decoder has left out tiles
         self._count_decoded(batch.image, len(batch.tiles) - len(failed))
         failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
         for tile in failures:
@@ -433,12 +432,12 @@ class HostBackend:
         kept = keep.tolist()
 
         def deliver(indices: Sequence[int]) -> None:
+            batch.options.cancellation.check()  # which ends the batch
             for index in indices:
                 self._store(batch, index, slots.pixels[index], keep=kept[index])
 
         encoded = encoded or self._encoded(batch.image, batch.places)
-        is_cancelled = batch.options.cancellation.is_set
-        return self.parts.decoder.schedule(encoded, slots, deliver, is_cancelled)
+        return self.parts.decoder.schedule(encoded, slots, deliver)
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         """Read encoded tiles, or open the file so that the decoding threads read them.

@@ -218,13 +218,9 @@ class Cancellation:
         """Stop all reads that use this flag."""
         self._flag[0] = 1
 
-    def is_set(self) -> bool:
-        """Return whether the flag is set."""
-        return bool(self._flag[0])
-
     def check(self) -> None:
         """Raise a `CancelledError` if the flag is set."""
-        if self.is_set():
+        if self._flag[0]:
             raise CancelledError
 
 

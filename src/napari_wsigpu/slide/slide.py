@@ -47,7 +47,7 @@ from napari_wsigpu.reading.arguments import (
     regions_of,
     size_of,
 )
-from napari_wsigpu.reading.batches import Grouping, interleave, read_ahead
+from napari_wsigpu.reading.batches import Grouping, cancel_reads, interleave, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.reading.channels import ChannelReader, channel_levels, composite_of
 from napari_wsigpu.reading.dask_level import dask_array
@@ -633,9 +633,11 @@ class Slide:
         self._reopen_if_forked()
         self._reads.closed = True
         self._source.close()
+        # Nobody wants any more what displays and iterators are reading.
+        cancel_reads(self._number)
+        self.runtime.fetcher.forget_slide(self._number)
         with self._reads.exclusive():
             pass
-        self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
         for other in (*(self._labels or {}).values(), *self._planes.all()):
@@ -1484,6 +1486,7 @@ class Slide:
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
+            slide=plane._number,
         )
 
     def tiles(
@@ -1588,6 +1591,7 @@ class Slide:
                 prefetch_factor=ahead,
                 batch_bytes=batch_bytes,
                 grouping=Grouping(group, cut),
+                slide=plane._number,
             )
             for band in bands
         )
