@@ -12,7 +12,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.reading import arguments
-from napari_wsigpu.reading.batches import read_ahead
+from napari_wsigpu.reading.batches import cancel_reads, read_ahead
 from napari_wsigpu.reading.reader import RegionReader
 from tests.conftest import decoding_threads, pinned_places
 from tests.writers import slides, tiffbytes
@@ -188,6 +188,30 @@ def test_who_reads_an_abandoned_one_is_told(leaves_nothing, batch_size):
         assert going_on.acquire(timeout=10)
     regions.close()
     assert len(told) == 2
+
+
+def test_what_is_read_ahead_of_a_slide_can_be_stopped(leaves_nothing):
+    begun, stopped = threading.Event(), threading.Event()
+
+    def read(locations, cancellation):
+        while locations == [1]:
+            begun.set()
+            try:
+                cancellation.check()
+            except Exception:
+                stopped.set()
+                raise
+            time.sleep(0.01)
+        return locations
+
+    batches = read_ahead(read, range(2), batch_size=1, num_workers=1, prefetch_factor=1, slide=7)
+    assert next(batches) == [0]
+    assert begun.wait(20)
+    cancel_reads(8)
+    assert not stopped.wait(0.1)
+    cancel_reads(7)
+    assert stopped.wait(20)
+    batches.close()
 
 
 AT_EXIT = """
