@@ -312,10 +312,8 @@ class TileFetcher:
 
     def _cancel_unwanted(self, displays: Collection[Display]) -> None:
         """Note that displays want no tile in flight; cancel the batch if nobody does."""
-        if not self._in_flight:
-            return
         self._flight_wanted_by -= {*displays}
-        if not self._flight_wanted_by:
+        if self._in_flight and not self._flight_wanted_by:
             self._flight_cancellation.cancel()
 
     def _batch_size(self, key: TileKey, source: TileSource, most_seconds: float) -> int:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class Grouping(NamedTuple, Generic[Batch]):
 
 
 # The flags of unfinished iterators, and the numbers of their slides.
-_live: WeakKeyDictionary[Cancellation, int | None] = WeakKeyDictionary()
+_live: dict[Cancellation, int | None] = {}
 
 
 def cancel_reads(slide: int | None = None) -> None:
@@ -146,7 +145,6 @@ def _ahead(
     groups = iter(lambda: list(islice(batches, grouping.most if grouping else 1)), [])
     # Passed to `read`, so that reads stop early once the caller closes the generator.
     ended, pid = Cancellation(), os.getpid()
-    _live[ended] = slide
 
     def read_group(
         group: list[list[Item]], cancellation: Cancellation
@@ -176,6 +174,7 @@ def _ahead(
                 waiting.append((group, future))
 
         try:
+            _live[ended] = slide
             submit(window)
             while waiting:
                 group, future = waiting.popleft()
@@ -194,6 +193,7 @@ def _ahead(
         finally:
             # Cancel before the pool is joined, so that its threads stop early.
             ended.cancel()
+            _live.pop(ended, None)
             if os.getpid() == pid:
                 for _, future in waiting:
                     if future is not None:
