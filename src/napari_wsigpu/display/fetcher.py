@@ -178,11 +178,13 @@ class TileFetcher:
         -------
         float or None
             None if the speed of this level, or of the level of the batch in flight, has not been
-            measured yet.
+            measured yet, or a cancelled batch has not ended yet.
         """
         with self._changed:
             left: float | None = 0.0
             coming = self._coming
+            if self._in_flight and not coming:
+                return None  # a cancelled batch ends sooner or later
             if coming:
                 left = self._arrives_at and max(0.0, self._arrives_at - time.perf_counter())
             others = [key for key in keys if key not in coming]
