@@ -72,7 +72,9 @@ static int __float_as_int(float value) {
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
-static int atomicAdd(int *place, int value) { return __sync_fetch_and_add(place, value); }
+template <typename T> static T atomicAdd(T *place, T value) {
+    return __sync_fetch_and_add(place, value);
+}
 static unsigned atomicOr(unsigned *place, unsigned value) {
     return __sync_fetch_and_or(place, value);
 }

@@ -7,66 +7,86 @@
 // Value of a tag tree's node before it has been coded.
 #define UNKNOWN 0x7fff
 
-// Bits of packet headers. After a byte of 255, the most significant bit of the next one is stuffed
-// and skipped (B.10.1). Bits beyond the end are 0 and set `beyond`. ahead: the byte at `at`, loaded
-// early because loads take long.
-struct Bits {
-    const unsigned char *at, *end;
-    unsigned ahead, byte;
-    int left;
-    bool beyond;
-
-    __device__ void more() {
-        left = byte == 255 ? 7 : 8;
-        beyond |= at >= end;
-        byte = ahead;
-        at += at < end;
-        ahead = at < end ? *at : 0;
-    }
-    __device__ unsigned next() {
-        if (!left) more();
-        return byte >> --left & 1;
-    }
-    // Take bits of 0 and the 1 after them, or `most` bits of 0; return the number of these.
-    __device__ unsigned zeros(unsigned most) {
-        for (unsigned found = 0;;) {
-            if (!left) more();
-            const unsigned rest = byte & ((1u << left) - 1);
-            const unsigned run = min(left + __clz(rest) - 32u, most - found);
-            found += run;
-            left -= run;
-            if (found == most) return found;
-            if (!left) continue;
-            --left;
-            return found;
-        }
-    }
-    __device__ unsigned number(int count) {
-        unsigned value = 0;
-        while (count > 0) {
-            if (!left) more();
-            const int taken = min(count, left);
-            left -= taken;
-            count -= taken;
-            value = value << taken | byte >> left & ((1u << taken) - 1);
-        }
-        return value;
-    }
-    // Go to the next byte boundary. If the last byte is 255, a stuffed byte follows.
-    __device__ void align() {
-        if (byte == 255) {
-            beyond |= at >= end;
-            ++at;
-        }
-        byte = left = 0;
-    }
-};
-
 __device__ unsigned big_endian(const unsigned char *at, int bytes) {
     unsigned value = 0;
     for (int i = 0; i < bytes; ++i) value = value << 8 | at[i];
     return value;
 }
+
+// Bits of packet headers, of which the next ones are the highest of `window`. After a byte of 255,
+// the most significant bit of the next one is stuffed and left out (B.10.1). Bits beyond the end are
+// 0. left: bits in the window, negative if some beyond the end were taken; last: 255 if the byte
+// before `at` is; ahead: the three bytes at `at`, loaded early because loads take long.
+struct Bits {
+    const unsigned char *first, *at, *end;
+    Word window;
+    int left;
+    unsigned last, ahead;
+
+    __device__ void load() {
+        ahead = 0;
+        for (int i = 0; i < 3; ++i) ahead = ahead << 8 | (at + i < end ? at[i] : 0u);
+    }
+    __device__ void start(const unsigned char *from, const unsigned char *to) {
+        first = at = from, end = to;
+        window = left = last = 0;
+        load();
+    }
+    // Make 32 bits available, as far as there are any.
+    __device__ void fill() {
+        while (left < 32 && at < end) {
+            // A byte of 255 becomes 0 here, so subtracting 1 borrows.
+            const bool full = (~ahead - 0x010101) & ahead & 0x808080;
+            const bool one = full || last == 255 || end - at < 3;
+            const int count = last == 255 ? 7 : one ? 8 : 24;
+            const unsigned bits = one ? ahead >> 16 & ((1u << count) - 1) : ahead;
+            last = one ? ahead >> 16 : 0;
+            window |= (Word)bits << (64 - count - left);
+            left += count;
+            at += one ? 1 : 3;
+            load();
+        }
+    }
+    // Return the next 32 bits, once they are available.
+    __device__ unsigned peek() const { return (unsigned)(window >> 32); }
+    __device__ void skip(int count) {
+        window <<= count;
+        left -= count;
+    }
+    // Take 1 to 32 bits.
+    __device__ unsigned number(int count) {
+        fill();
+        const unsigned value = peek() >> (32 - count);
+        skip(count);
+        return value;
+    }
+    // Take bits of 0 and the 1 after them, or `most` bits of 0; return the number of these.
+    __device__ unsigned zeros(unsigned most) {
+        for (unsigned found = 0;;) {
+            fill();
+            const unsigned run = min((unsigned)__clz(peek()), most - found);
+            found += run;
+            skip(run);
+            if (found == most) return found;
+            if (run == 32) continue;
+            skip(1);
+            return found;
+        }
+    }
+    // Go to the next byte boundary. If the last byte is 255, a stuffed byte follows.
+    __device__ void align() {
+        for (;;) {
+            const int count = at - first > 1 && at[-2] == 255 ? 7 : 8;
+            if (left < count) break;
+            left -= count;
+            --at;
+        }
+        if (at > first && at[-1] == 255) {
+            if (at >= end) left = -1;
+            ++at;
+        }
+    }
+};
 
 // Walks down a tag tree (B.10.2) from the root to one leaf after the other. Levels are stored from
 // the leaves to the root. The lower half of a node is its value, UNKNOWN until it is reached, and
@@ -106,13 +126,16 @@ struct Walk {
 
 // Decode the number of coding passes (table B.4).
 __device__ int count_passes(Bits &bits) {
-    if (!bits.next()) return 1;
-    if (!bits.next()) return 2;
-    unsigned more = bits.number(2);
-    if (more < 3) return 3 + more;
-    more = bits.number(5);
-    if (more < 31) return 6 + more;
-    return 37 + bits.number(7);
+    bits.fill();
+    const unsigned next = bits.peek();
+    const unsigned two = next >> 28 & 3, five = next >> 23 & 31;
+    int passes = 37 + (next >> 16 & 127), count = 16;
+    if (five < 31) passes = 6 + five, count = 9;
+    if (two < 3) passes = 3 + two, count = 4;
+    if (!(next >> 30 & 1)) passes = 2, count = 2;
+    if (!(next >> 31)) passes = 1, count = 1;
+    bits.skip(count);
+    return passes;
 }
 
 // Return how many coding passes the next codeword segment can contain (D.4.2 and D.6, table D.9;
@@ -193,13 +216,15 @@ struct Parts {
 };
 
 // State of a tile while its packet headers are read. nodes: the tag trees for inclusion, then those
-// for zero bit planes, `tree` nodes later; used, most: records in use, and how many there are.
+// for zero bit planes, `tree` nodes later; used, most: records in use, and how many there are; bytes:
+// coded bytes of the packet so far.
 struct Headers {
     BlockState *states;
     Record *records;
     unsigned *nodes;
     int tree, used, most;
     Bits bits;
+    Word bytes;
 
     // Read what a packet's header says about the code blocks of a subband (B.10.4 to B.10.7); return
     // the status.
@@ -216,7 +241,7 @@ struct Headers {
             BlockState &state = states[band.first + leaf];
             if (layer && leaf + 1 < band.wide * band.high) ahead = (&state)[1].length_bits;
             // The inclusion tree has the first layer that includes a code block.
-            if (known ? bits.next() : inclusion.descend(x, y, layer + 1, bits) <= layer) {
+            if (known ? bits.number(1) : inclusion.descend(x, y, layer + 1, bits) <= layer) {
                 BlockState changed = known ? state : BlockState{};
                 if (!known) {
                     const int zero = zeros.descend(x, y, MOST_ZERO_PLANES, bits);
@@ -237,8 +262,11 @@ struct Headers {
     __device__ int read_block(BlockState &state, int style) {
         int passes = count_passes(bits);
         // Lblock grows by one for each 1 bit (B.10.7.1).
-        while (bits.next())
-            if (++state.length_bits > 32 || bits.beyond) return DAMAGED;
+        bits.fill();
+        const int more = __clz(~bits.peek());
+        state.length_bits += more;
+        if (state.length_bits > 32) return DAMAGED;
+        bits.skip(more + 1);
         const int limit = 3 * state.planes - 2;
         if (state.passes + passes > (style & FAST ? min(limit, 3) : limit)) return DAMAGED;
         // One length for each codeword segment that the passes belong to (B.10.7.2).
@@ -250,7 +278,8 @@ struct Headers {
             const int size = state.length_bits + 31 - __clz(taken);
             if (size > 32) return DAMAGED;
             const unsigned length = bits.number(size);
-            records[used] = Record{0, length, -1, taken, starts};
+            records[used] = Record{bytes, length, -1, taken, starts};
+            bytes += length;
             if (state.passes) records[state.last].next = used;
             else state.first = used;
             state.last = used++;
@@ -278,25 +307,25 @@ __device__ int read_packet(const Packet &packet, const Band *bands, int style, H
         parts.at += 6;
     }
     const int first_record = headers.used;
+    headers.bytes = 0;
     Bits &bits = headers.bits;
-    bits = Bits{parts.at, parts.end, parts.at < parts.end ? *parts.at : 0u, 0, 0, false};
+    bits.start(parts.at, parts.end);
     // The first bit is 0 for an empty packet.
-    if (bits.next())
+    if (bits.number(1))
         for (int i = 0; i < packet.count; ++i) {
             const Band band = bands[packet.first + i];
             if (const int wrong = headers.read_band(band, packet.layer)) return wrong;
         }
     bits.align();
-    if (bits.beyond) return CUT;
+    if (bits.left < 0) return CUT;
     parts.at = bits.at;
     // EPH (A.8.2).
     if (style & HEADER_ENDS && is_marker(parts.at, parts.end, 0xff92)) parts.at += 2;
-    for (int i = first_record; i < headers.used; ++i) {
-        Record &record = headers.records[i];
-        if (record.length > parts.end - parts.at) return CUT;
-        record.offset = parts.at - encoded;
-        parts.at += record.length;
-    }
+    if (headers.bytes > (Word)(parts.end - parts.at)) return CUT;
+    // Atomic because that does not wait for the old value.
+    for (int i = first_record; i < headers.used; ++i)
+        atomicAdd(&headers.records[i].offset, (Word)(parts.at - encoded));
+    parts.at += headers.bytes;
     return FINE;
 }
 
