@@ -3,8 +3,8 @@
 Usage: ``python -m benchmarks.jpeg2000 [SLIDE ...] [--tiles N ...] [--whole] [--json OUT]``.
 
 Needs a CUDA device. The encoded bytes of a batch are in page-locked memory. GPU decoders write
-pixels to the device, CPU decoders to the host. If a slide has too few tiles, they are repeated.
-Tiles may be high-throughput JPEG 2000.
+pixels to the device, CPU decoders to the host; all are compared with imagecodecs. If a slide has
+too few tiles, they are repeated. Tiles may be high-throughput JPEG 2000.
 ``--whole`` also reads each slide with a device (a view, the whole level, random patches) and
 compares it with the CPU. Without a slide, a synthetic one with tiles of 256 x 256 is made.
 """
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")  # nvImageCodec's CPU backend
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from napari_wsigpu import Slide
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.model.arrays import Array
 
 ROUNDS, WARM_UP = 7, 2
 VIEW, PATCH, PATCHES, AT_ONCE, COMPARED = 2048, 256, 8192, 256, 3600
@@ -66,7 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"The kernels were compiled, or loaded, in {figures['compile_s']} s.")
     rows = [row for path in paths for count in args.tiles for row in batches(path, count)]
     figures["batches"] = rows
-    heads = ("codec", "tile", "KB", "tiles", "decoder", "median ms", "GP/s", "cores busy")
+    heads: tuple[str, ...] = ("codec", "tile", "KB", "tiles", "decoder", "median ms", "GP/s")
+    heads += "cores busy", "largest difference"
     print_table("JPEG 2000", heads, [tuple(map(str, row.values())) for row in rows])
     if args.whole:
         figures["slides"] = [whole(path) for path in paths]
@@ -75,77 +77,108 @@ def main(arguments: list[str] | None = None) -> None:
     write_json(args.json, figures)
 
 
+class Way(NamedTuple):
+    """A decoder of a batch, and how to get the pixels that it decoded last."""
+
+    decode: Callable[[], None]
+    pixels: Callable[[], Array]
+
+
 def batches(path: Path, count: int) -> list[dict[str, Any]]:
-    """Time each decoder on a number of tiles of a slide."""
+    """Time each decoder on a number of tiles of a slide, and compare the pixels."""
     worker = runtime.default().devices.worker(0)
     with open_slide(path, device="cpu") as slide:
         image = slide.layout.levels[0]
-        positions = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))
+        grid = image.grid
+        positions = np.argwhere(np.ones((grid.rows, grid.columns), bool))
         tiles = np.resize(positions, (count, 2))
         batch = slide._reader.offload.backend(worker).encoded(image, tiles)
         how = recipe_for(image)
         if isinstance(how, str):
             raise SystemExit(f"The GPU can't decode these tiles: {how}.")
-        ways: dict[str, Callable[[], None]] = {
-            "ours": partial(by_device, worker, Jpeg2000Tiles(image, how, worker.jpeg2000), batch),
-            "nvJPEG2000": partial(by_device, worker, Jpeg2000Streams(image, how), batch),
-            "imagecodecs": partial(by_cores, batch),
+        shape = count, grid.tile_height, grid.tile_width, image.encoding.samples
+        ways = {
+            "ours": by_device(worker, Jpeg2000Tiles(image, how, worker.jpeg2000), batch, shape),
+            "nvJPEG2000": by_device(worker, Jpeg2000Streams(image, how), batch, shape),
+            "imagecodecs": by_cores(batch, shape),
             "nvImageCodec, CPU": by_library(batch),
         }
-        pixels = count * image.grid.tile_width * image.grid.tile_height
+        pixels = count * grid.tile_width * grid.tile_height
         size = round(float(batch.lengths.mean()) / 1e3, 1)
         form = form_of_stream(memoryview(batch[0].segments[0] or b""))
         fast = not isinstance(form, str) and form.header.fast
-        kind = {"codec": "HTJ2K" if fast else "JPEG 2000", "tile": image.grid.tile_width}
-        return [
-            {**kind, "kilobytes": size, "tiles": count, "decoder": name, **timed(way, pixels)}
-            for name, way in ways.items()
+        kind: dict[str, Any] = {"codec": "HTJ2K" if fast else "JPEG 2000", "tile": grid.tile_width}
+        kind |= {"kilobytes": size, "tiles": count}
+        rows = [
+            {**kind, "decoder": name, **timed(way.decode, pixels)} for name, way in ways.items()
         ]
+        expected = ways["imagecodecs"].pixels().astype(np.int16)
+        for row, way in zip(rows, ways.values(), strict=True):
+            row["largest_difference"] = int(np.abs(way.pixels() - expected).max())
+        return rows
 
 
 def by_device(
-    worker: DecodeWorker, maker: Jpeg2000Tiles | Jpeg2000Streams, batch: EncodedBatch
-) -> None:
-    """Decode a batch to device memory, and wait."""
-    size = batch.level.tile_bytes
-    start, memory = worker.device.allocate(len(batch) * size)
-    work, stream = worker.acquire_workspace(), worker.acquire_stream()
-    with worker.device.active(), worker.decoding:
-        prepared = maker.prepare(batch, len(batch), work)
-        prepared.set_targets([start + size * k for k in range(len(batch))], stream)
-        worked = prepared.decode(worker)
+    worker: DecodeWorker,
+    maker: Jpeg2000Tiles | Jpeg2000Streams,
+    batch: EncodedBatch,
+    shape: tuple[int, ...],
+) -> Way:
+    """Decode a batch to device memory, which is allocated once, like the cache of a slide."""
+    found = worker.device.empty(shape, batch.level.dtype)
+    targets = worker.device.address(found) + batch.level.tile_bytes * np.arange(len(batch))
+
+    def decode() -> None:
+        work, stream = worker.acquire_workspace(), worker.acquire_stream()
+        with worker.device.active(), worker.decoding:
+            prepared = maker.prepare(batch, len(batch), work)
+            prepared.set_targets(targets.tolist(), stream)
+            worked = prepared.decode(worker)
+            stream.synchronize()
+        refused = len(batch) - sum(worked) + len(prepared.doubtful(range(len(batch))))
+        worker.release_workspace(work)
+        worker.release_stream(stream)
+        if refused:
+            raise SystemExit(f"{refused} tiles were not decoded.")
+
+    def pixels() -> Array:
+        stream = worker.device.new_stream()
+        host = worker.device.download(found, stream)
         stream.synchronize()
-    refused = len(batch) - sum(worked) + len(prepared.doubtful(range(len(batch))))
-    worker.release_workspace(work)
-    worker.release_stream(stream)
-    del memory
-    if refused:
-        raise SystemExit(f"{refused} tiles were not decoded.")
+        return host
+
+    return Way(decode, pixels)
 
 
-def by_cores(batch: EncodedBatch) -> None:
+def by_cores(batch: EncodedBatch, shape: tuple[int, ...]) -> Way:
     """Decode a batch on all cores."""
     cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
-        memory = np.empty((len(batch), batch.level.tile_bytes), np.uint8)
-        for _ in pool.map(decode_tile, batch, memory, chunksize=4):
-            pass
+    memory = np.empty((len(batch), batch.level.tile_bytes), np.uint8)
+
+    def decode() -> None:
+        with ThreadPoolExecutor(cores) as pool:
+            for _ in pool.map(decode_tile, batch, memory, chunksize=4):
+                pass
+
+    return Way(decode, lambda: memory.view(batch.level.dtype).reshape(shape))
 
 
-def by_library(batch: EncodedBatch) -> Callable[[], None]:
-    """Return a function that decodes a batch with nvImageCodec's CPU backend."""
+def by_library(batch: EncodedBatch) -> Way:
+    """Decode a batch with nvImageCodec's CPU backend."""
     library = import_module("nvidia.nvimgcodec")
     backend = library.Backend(library.BackendKind.CPU_ONLY)
     decoder = library.Decoder(
         device_id=NO_DEVICE, max_num_cpu_threads=os.cpu_count() or 1, backends=[backend]
     )
     texts = [bytes(tile.segments[0] or b"") for tile in batch]
+    found: list[Any] = []
 
     def decode() -> None:
-        if None in decoder.decode([library.CodeStream(text) for text in texts]):
+        found[:] = decoder.decode([library.CodeStream(text) for text in texts])
+        if None in found:
             raise SystemExit("nvImageCodec's CPU backend did not decode all tiles.")
 
-    return decode
+    return Way(decode, lambda: np.stack([np.asarray(image) for image in found]))
 
 
 def timed(way: Callable[[], None], pixels: int) -> dict[str, float]:

@@ -255,6 +255,7 @@ def test_they_can_be_timed(host, monkeypatch, tmp_path):
     decoders = ["ours", "nvJPEG2000", "imagecodecs", "nvImageCodec, CPU"]
     assert [row["decoder"] for row in rows] == decoders
     assert all(row["tiles"] == 6 and row["median_ms"] > 0 for row in rows)
+    assert rows[0]["largest_difference"] == 0
     monkeypatch.setattr(benchmark, "PATCH", 64)
     found = benchmark.whole(tmp_path / "slide.svs")
     assert found["samples_that_differ"] == 0
