@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ class Scratch:
         # `trim` cannot free it.
         self._lock = threading.Lock()
 
-    @property
+    @cached_property
     def budget(self) -> int:
         """Number of bytes that a batch should not exceed."""
+        # Cached because the driver takes long to tell.
         return min(MOST_MEMORY, self._device.memory[1] // PART_OF_DEVICE)
 
     def borrow(self, size: int, stream: Stream) -> Room:
