@@ -679,6 +679,22 @@ void compose_channels() {
     }
 }
 
+// Halve pictures of both sample sizes, whose rows are longer than their pixels.
+template <typename Sample> void halve_pictures() {
+    const int64_t rows = 3, columns = 5, samples = 3, pitch = 2 * columns * samples + 1;
+    std::vector<Sample> from(2 * rows * pitch - 1), to(rows * columns * samples);
+    for (Sample& sample : from) sample = Sample(roll(0, Sample(-1)));
+    wsigpu_halve(reinterpret_cast<const uint8_t*>(from.data()), pitch * int64_t(sizeof(Sample)),
+                 rows, columns, samples, sizeof(Sample), reinterpret_cast<uint8_t*>(to.data()),
+                 columns * samples * int64_t(sizeof(Sample)));
+    for (int64_t at = 0; at < rows * columns * samples; ++at) {
+        const int64_t y = at / (columns * samples), x = at / samples % columns, i = at % samples;
+        const Sample* upper = from.data() + 2 * y * pitch + 2 * x * samples + i;
+        const int sum = upper[0] + upper[samples] + upper[pitch] + upper[pitch + samples];
+        EXPECT(to[size_t(at)] == Sample((sum + 2) / 4));
+    }
+}
+
 void layout() {
     int32_t sizes[8], version = 0;
     wsigpu_layout(sizes, &version);
@@ -710,6 +726,8 @@ int main() {
         {"scans", scans, false},
         {"ranges", ranges, false},
         {"compose", compose_channels, false},
+        {"halve, 8 bits", halve_pictures<uint8_t>, false},
+        {"halve, 16 bits", halve_pictures<uint16_t>, false},
         {"cancel", a_call_is_cancelled, false},
         {"many threads", many_threads, false},
         // A forked child inherits the locks of a sanitizer's own malloc, but not those of glibc's.

@@ -70,6 +70,11 @@ class Core:
         self._read_ranges = library.wsigpu_read_ranges
         self._read_ranges.restype = c_int64
         self._read_ranges.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
+        self._halve = library.wsigpu_halve
+        self._halve.restype = None
+        self._halve.argtypes = [
+            c_void_p, c_int64, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int64,
+        ]  # fmt: skip
         self._compose = library.wsigpu_compose
         self._compose.restype = None
         self._compose.argtypes = [
@@ -235,6 +240,18 @@ class Core:
         """
         data = ranges.ctypes.data
         return not self._read_ranges(file, data, len(ranges), target, threads)
+
+    def halve(self, pixels: NDArray[Any], target: NDArray[Any]) -> None:
+        """Average blocks of 2 x 2 pixels, rounded half up.
+
+        Parameters
+        ----------
+        pixels, target : ndarray of uint8 or uint16, shape (height, width, channels)
+            `pixels` are twice as high and wide as `target`. Rows are contiguous.
+        """
+        start, pitch, size = target.ctypes.data, target.strides[0], target.itemsize
+        data, step = pixels.ctypes.data, pixels.strides[0]
+        self._halve(data, step, *target.shape, size, start, pitch)
 
     def compose(
         self,

@@ -19,11 +19,9 @@
 #include <algorithm>
 #include <atomic>
 #include <csetjmp>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <new>
 
 #include <jpeglib.h>
@@ -103,20 +101,16 @@ struct Scratch {
 
 thread_local Scratch scratch_of_thread;
 
-struct Box {
-    int left, top, right, bottom;
-};
+struct Box { int left, top, right, bottom; };
 
 struct Call {
     int file;
     const uint8_t* memory;
     const Format& format;
     Tile* tiles;
-    int64_t count;
     const Part* parts;
     char* messages;
     const int32_t* cancel;
-    std::atomic<int64_t> next{0}, failed{0};
 };
 
 int fail(char* message, int status, const char* text) {
@@ -156,9 +150,7 @@ void copy_pixels(uint8_t* target, const uint8_t* source, int count, int from, in
         return;
     }
     for (int i = 0; i < count; ++i, source += 3, target += 4) {
-        target[0] = source[0];
-        target[1] = source[1];
-        target[2] = source[2];
+        std::memcpy(target, source, 3);
         target[3] = 255;
     }
 }
@@ -186,12 +178,9 @@ struct JpegError {
 }
 
 int32_t warning_of(int code) {
-    switch (code) {
-        case JWRN_HUFF_BAD_CODE: return BAD_CODE;
-        case JWRN_EXTRANEOUS_DATA: return EXTRANEOUS;
-        case JWRN_MUST_RESYNC: return RESYNC;
-        default: return OTHER;
-    }
+    if (code == JWRN_HUFF_BAD_CODE) return BAD_CODE;
+    if (code == JWRN_EXTRANEOUS_DATA) return EXTRANEOUS;
+    return code == JWRN_MUST_RESYNC ? RESYNC : OTHER;
 }
 
 void on_message(j_common_ptr) {}  // libjpeg counts warnings; don't print them
@@ -259,13 +248,11 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     const int64_t size = markers.end(format.tables, format.tables_size, data, tile.length);
     if (size < 0) return fail(message, DAMAGED, markers.damage);
     jpeg_decompress_struct info = {};
-    JpegError error;
+    JpegError error = {};
     info.err = jpeg_std_error(&error.base);
     error.base.error_exit = on_error;
     error.base.output_message = on_message;
     error.base.emit_message = on_trace;
-    error.warnings = 0;
-    error.finishing = false;
     // No object with a destructor may be created below: longjmp would skip its destructor.
     if (setjmp(error.jump)) {
         char text[JMSG_LENGTH_MAX];
@@ -352,10 +339,8 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     // Whole rows of a single part are laid out in the region as in the file.
     const bool placed = tile.count == 1 && !tile.keep && !call.memory && parts->width == width &&
                         parts->pitch == pitch && pixel == format.pixel_bytes;
-    const uint8_t* rows;
-    if (call.memory && !tile.keep) {
-        rows = call.memory + start;
-    } else {
+    const uint8_t* rows = call.memory + start;
+    if (!call.memory || tile.keep) {
         uint8_t* target = placed      ? parts->target
                           : tile.keep ? tile.keep
                                       : scratch.pixels.reserve(size);
@@ -368,7 +353,7 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     return DONE;
 }
 
-int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
+int read_tile(const Call& call, Scratch& scratch, Tile& tile, char* message) {
     const Part* parts = call.parts + tile.first;
     const Format& format = call.format;
     if (!is_readable(tile)) return fail(message, LEFT_TO_PYTHON, "");
@@ -473,26 +458,34 @@ bool is_cancelled(const int32_t* cancel) {
            reinterpret_cast<const std::atomic<int32_t>*>(cancel)->load(std::memory_order_relaxed);
 }
 
-// Process tiles until none are left. Runs in several threads, which share only the atomic counters;
-// each tile and its message belong to the thread that took its index.
-void read_remaining(Call& call) {
-    Scratch& scratch = scratch_of_thread;
-    for (int64_t index; (index = call.next.fetch_add(1)) < call.count;) {
-        Tile& tile = call.tiles[index];
-        char* message = call.messages + index * MESSAGE_SIZE;
-        int status = CANCELLED;
-        if (!is_cancelled(call.cancel)) {
-            try {
-                status = read_tile(call, scratch, tile, message);
-            } catch (const std::bad_alloc&) {
-                status = fail(message, LEFT_TO_PYTHON, "");
-            }
+// Read one tile, and set its status; return whether it is done.
+bool process(const Call& call, int64_t index) {
+    Tile& tile = call.tiles[index];
+    char* message = call.messages + index * MESSAGE_SIZE;
+    int status = CANCELLED;
+    if (!is_cancelled(call.cancel)) {
+        try {
+            status = read_tile(call, scratch_of_thread, tile, message);
+        } catch (const std::bad_alloc&) {
+            status = fail(message, LEFT_TO_PYTHON, "");
         }
-        tile.status = status;
-        if (status != DONE) call.failed.fetch_add(1);
     }
-    scratch.encoded.trim();
-    scratch.pixels.trim();
+    tile.status = status;
+    return status == DONE;
+}
+
+// Call `work` for each item in up to `threads` threads; return for how many items it is false. The
+// threads share only the counters; each item belongs to the thread that took its index.
+template <typename Work> int64_t failures(int64_t count, int64_t threads, const Work& work) {
+    std::atomic<int64_t> next{0}, failed{0};
+    auto run = [&] {
+        for (int64_t item; (item = next.fetch_add(1)) < count;)
+            if (!work(item)) failed.fetch_add(1);
+        scratch_of_thread.encoded.trim();
+        scratch_of_thread.pixels.trim();
+    };
+    Pool::shared().run(run, std::min(threads, count));
+    return failed;
 }
 
 // Estimate how long it takes to decode a part of a tile. All rows above its end are Huffman-decoded,
@@ -533,14 +526,26 @@ void add_colors(const Plane& plane, const uint8_t* from, int64_t size, float* su
     }
 }
 
+// See wsigpu_halve; the pitches are in samples.
+template <typename Sample>
+void halve(const Sample* from, int64_t pitch, int64_t rows, int64_t columns, int64_t samples,
+           Sample* to, int64_t to_pitch) {
+    for (int64_t y = 0; y < rows; ++y, from += 2 * pitch, to += to_pitch)
+        for (int64_t x = 0; x < columns; ++x)
+            for (int64_t i = 0; i < samples; ++i) {
+                const Sample *upper = from + 2 * x * samples + i, *lower = upper + pitch;
+                const int sum = upper[0] + upper[samples] + lower[0] + lower[samples];
+                to[x * samples + i] = Sample((sum + 2) / 4);
+            }
+}
+
 }  // namespace
 
 int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* format, Tile* tiles,
                           int64_t count, const Part* parts, char* messages, const int32_t* cancel,
                           int32_t threads) {
-    Call call{file, memory, *format, tiles, count, parts, messages, cancel};
-    Pool::shared().run([&call] { read_remaining(call); }, std::min<int64_t>(threads, count));
-    return call.failed;
+    const Call call{file, memory, *format, tiles, parts, messages, cancel};
+    return failures(count, threads, [&](int64_t index) { return process(call, index); });
 }
 
 int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
@@ -605,16 +610,10 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
 
 int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uint8_t* target,
                            int32_t threads) {
-    std::atomic<int64_t> next{0}, failed{0};
-    auto work = [&] {
-        for (int64_t index; (index = next.fetch_add(1)) < count;) {
-            const Range& range = ranges[index];
-            if (read_at(file, target + range.place, range.size, range.offset) < range.size)
-                failed.fetch_add(1);
-        }
-    };
-    Pool::shared().run(work, std::min<int64_t>(threads, count));
-    return failed;
+    return failures(count, threads, [&](int64_t index) {
+        const Range& range = ranges[index];
+        return read_at(file, target + range.place, range.size, range.offset) == range.size;
+    });
 }
 
 int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int64_t count,
@@ -643,7 +642,6 @@ int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int6
 
 void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
                     const uint8_t* shades, float* sums, uint8_t* target, int32_t threads) {
-    std::atomic<int64_t> next{0};
     auto compose_row = [&](int64_t row) {
         float own[4 * SPAN];
         for (int64_t left = 0; left < width; left += SPAN) {
@@ -661,24 +659,30 @@ void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t 
                     *to++ = shades[int(within_1(line[4 * x + channel]) * SHADES + 0.5f)];
         }
     };
-    auto work = [&] {
-        for (int64_t row; (row = next.fetch_add(ROWS)) < height;)
-            for (const int64_t end = std::min(row + ROWS, height); row < end;) compose_row(row++);
-    };
-    Pool::shared().run(work, std::min<int64_t>(threads, height));
+    failures((height + ROWS - 1) / ROWS, threads, [&](int64_t group) {
+        const int64_t end = std::min((group + 1) * ROWS, height);
+        for (int64_t row = group * ROWS; row < end; ++row) compose_row(row);
+        return true;
+    });
+}
+
+void wsigpu_halve(const uint8_t* pixels, int64_t pitch, int64_t rows, int64_t columns,
+                  int64_t samples, int32_t bytes, uint8_t* target, int64_t to_pitch) {
+    // A constant number of samples doubles the speed.
+    if (bytes == 1 && samples == 3) return halve(pixels, pitch, rows, columns, 3, target, to_pitch);
+    if (bytes == 1) return halve(pixels, pitch, rows, columns, samples, target, to_pitch);
+    const auto* from = reinterpret_cast<const uint16_t*>(pixels);
+    auto* to = reinterpret_cast<uint16_t*>(target);
+    if (samples == 1) return halve(from, pitch / 2, rows, columns, 1, to, to_pitch / 2);
+    halve(from, pitch / 2, rows, columns, samples, to, to_pitch / 2);
 }
 
 void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version) {
     // Create the pool when the library is loaded, not in the first read: a fork by another thread
     // while the static is being initialized would leave its guard locked in the child.
     Pool::shared();
-    sizes[0] = sizeof(Format);
-    sizes[1] = sizeof(Tile);
-    sizes[2] = sizeof(Part);
-    sizes[3] = sizeof(Range);
-    sizes[4] = sizeof(Level);
-    sizes[5] = sizeof(Version);
-    sizes[6] = sizeof(Scan);
-    sizes[7] = sizeof(Plane);
+    const size_t all[] = {sizeof(Format), sizeof(Tile),    sizeof(Part), sizeof(Range),
+                          sizeof(Level),  sizeof(Version), sizeof(Scan), sizeof(Plane)};
+    std::copy(all, all + 8, sizes);
     *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
 }

@@ -95,10 +95,11 @@ enum : int64_t { NEEDS_PLAN = -1, CHANGED = -2 };
 
 enum { MOST_TILES = 64 };
 
-// Read a small rectangle of a level. Returns the total encoded size of the tiles that were read. Unless `version` is null, as it must be on Windows, the file is compared
-// with it before and after the read: calling fstat from Python would acquire the GIL two more
-// times. `tiles` is null or has a record per tile, row by row, in which the caller sets `keep` and,
-// for a HELD tile, also `status` and the size.
+// Read a small rectangle of a level. Returns the total encoded size of the tiles that were read.
+// Unless `version` is null, as it must be on Windows, the file is compared with it before and after
+// the read: calling fstat from Python would acquire the GIL two more times. `tiles` is null or has
+// a record per tile, row by row, in which the caller sets `keep` and, for a HELD tile, also `status`
+// and the size.
 WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                                       const Level* level, int64_t left, int64_t top,
                                       int64_t width, int64_t height, uint8_t* target,
@@ -143,6 +144,11 @@ enum { SHADES = 1 << 14 };
 WSIGPU_API void wsigpu_compose(const Plane* planes, int64_t count, int64_t height, int64_t width,
                                const uint8_t* shades, float* sums, uint8_t* target,
                                int32_t threads);
+
+// Average blocks of 2 x 2 pixels, rounded half up; samples have 1 or 2 bytes. `rows` and `columns`
+// are those of the target, and pitches the distances between rows in bytes.
+WSIGPU_API void wsigpu_halve(const uint8_t* pixels, int64_t pitch, int64_t rows, int64_t columns,
+                             int64_t samples, int32_t bytes, uint8_t* target, int64_t to_pitch);
 
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
 WSIGPU_API void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version);
