@@ -120,7 +120,6 @@ FORMS = {
     "wide code blocks": {"block": (1024, 4), "size": (20, 700), "levels": 3},
     "tall code blocks": {"block": (4, 1024), "size": (700, 20), "levels": 3},
     "smallest code blocks": {"block": (4, 4)},
-    "many code blocks": {"block": (4, 4), "size": (264, 260), "levels": 1},
     "SOP": {"packets": PACKET_STARTS},
     "EPH": {"packets": HEADER_ENDS},
     "bypass": {"style": BYPASS},

@@ -267,7 +267,7 @@ class FormDecoder:
             tiles * WARP,
             *(source, base, base + 8 * tiles, tiles, tables["header"], len(header.text)),
             *(tables["packets"], len(geometry.packets), tables["bands"], len(geometry.bands)),
-            *(count, header.style, header.layers, geometry.nodes, self._records),
+            *(count, header.style, geometry.nodes, self._records),
             *(at["states"], at["records"], at["nodes"], at["status"], at["buckets"]),
             block=WARP,
         )

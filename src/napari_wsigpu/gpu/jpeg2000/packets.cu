@@ -6,8 +6,6 @@
 #define MOST_ZERO_PLANES 80
 // Value of a tag tree's node before it has been coded.
 #define UNKNOWN 0x7fff
-// Nodes of a tag tree in shared memory: 32 by 32 leaves, 16 by 16 above them, and so on.
-#define MOST_NODES 1365
 
 __device__ unsigned big_endian(const unsigned char *at, int bytes) {
     unsigned value = 0;
@@ -218,13 +216,12 @@ struct Parts {
 };
 
 // State of a tile while its packet headers are read. nodes: the tag trees for inclusion, then those
-// for zero bit planes, `tree` nodes later; shared: memory for two trees that later packets do not
-// need, or null; used, most: records in use, and how many there are; bytes: coded bytes of the
-// packet so far.
+// for zero bit planes, `tree` nodes later; used, most: records in use, and how many there are; bytes:
+// coded bytes of the packet so far.
 struct Headers {
     BlockState *states;
     Record *records;
-    unsigned *nodes, *shared;
+    unsigned *nodes;
     int tree, used, most;
     Bits bits;
     Word bytes;
@@ -237,11 +234,6 @@ struct Headers {
         Walk inclusion = {nodes + band.tree, band.wide, band.high, depth, root, 0, 0};
         Walk zeros = inclusion;
         zeros.nodes += tree;
-        if (shared && band.nodes <= MOST_NODES) {
-            // A node that was written to global memory is loaded from the L2 cache.
-            inclusion.nodes = shared, zeros.nodes = shared + MOST_NODES;
-            for (int i = 0; i < band.nodes; ++i) inclusion.nodes[i] = zeros.nodes[i] = UNKNOWN;
-        }
         // Loaded early because loads take long; no code block is included before the first layer.
         int ahead = layer ? states[band.first].length_bits : 0;
         for (int leaf = 0, x = 0, y = 0; leaf < band.wide * band.high; ++leaf) {
@@ -349,19 +341,18 @@ template <typename Row> __device__ int touch(const Row *rows, int count) {
 }
 
 // Read the packet headers of all tiles. starts, lengths: each tile's code stream in `encoded`;
-// header: the segments that its headers must have, see Form; layers: their number; tree: nodes in
-// each of a tile's two sets of tag trees; record_count: records for each tile; status: result for
-// each tile. Also clears `buckets`.
+// header: the segments that its headers must have, see Form; tree: nodes in each of a tile's two
+// sets of tag trees; record_count: records for each tile; status: result for each tile. Also clears
+// `buckets`.
 extern "C" __global__ void read_packets(const unsigned char *encoded,
                                         const unsigned long long *starts,
                                         const unsigned long long *lengths, int tiles,
                                         const unsigned char *header, int header_length,
                                         const Packet *packets, int packet_count,
                                         const Band *bands, int band_count, int block_count,
-                                        int style, int layers, int tree, int record_count,
-                                        BlockState *states, Record *records, unsigned *nodes,
-                                        int *status, int *buckets) {
-    __shared__ unsigned shared[2 * MOST_NODES];
+                                        int style, int tree, int record_count, BlockState *states,
+                                        Record *records, unsigned *nodes, int *status,
+                                        int *buckets) {
     for (int i = threadIdx.x; i < BUCKETS && !blockIdx.x; i += blockDim.x) buckets[i] = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         BlockState *mine = states + (size_t)tile * block_count;
@@ -376,9 +367,8 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
         const unsigned char *at = encoded + starts[tile];
         Parts parts = {at, at, at + lengths[tile], {header, header_length, 0}};
         int wrong = parts.open_stream();
-        // With one layer, each tag tree is in one packet.
-        Headers headers = {mine, records + (size_t)tile * record_count, trees,
-                           layers == 1 ? shared : nullptr, tree, 0, record_count};
+        Headers headers = {
+            mine, records + (size_t)tile * record_count, trees, tree, 0, record_count};
         for (int i = 0; i < packet_count && !wrong; ++i)
             wrong = read_packet(packets[i], bands, style, headers, parts, encoded);
         if (!wrong) wrong = parts.close();
