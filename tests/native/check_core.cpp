@@ -684,9 +684,11 @@ template <typename Sample> void halve_pictures() {
     const int64_t rows = 3, columns = 5, samples = 3, pitch = 2 * columns * samples + 1;
     std::vector<Sample> from(2 * rows * pitch - 1), to(rows * columns * samples);
     for (Sample& sample : from) sample = Sample(roll(0, Sample(-1)));
-    wsigpu_halve(reinterpret_cast<const uint8_t*>(from.data()), pitch * int64_t(sizeof(Sample)),
-                 rows, columns, samples, sizeof(Sample), reinterpret_cast<uint8_t*>(to.data()),
-                 columns * samples * int64_t(sizeof(Sample)));
+    const Picture picture{reinterpret_cast<const uint8_t*>(from.data()),
+                          reinterpret_cast<uint8_t*>(to.data()), pitch * int64_t(sizeof(Sample)),
+                          columns * samples * int64_t(sizeof(Sample)), int32_t(rows),
+                          int32_t(columns), int32_t(samples), sizeof(Sample)};
+    wsigpu_halve(&picture, 1, 1);
     for (int64_t at = 0; at < rows * columns * samples; ++at) {
         const int64_t y = at / (columns * samples), x = at / samples % columns, i = at % samples;
         const Sample* upper = from.data() + 2 * y * pitch + 2 * x * samples + i;
@@ -696,10 +698,11 @@ template <typename Sample> void halve_pictures() {
 }
 
 void layout() {
-    int32_t sizes[8], version = 0;
+    int32_t sizes[9], version = 0;
     wsigpu_layout(sizes, &version);
     EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24 && sizes[4] == 48);
     EXPECT(sizes[5] == sizeof(Version) && sizes[6] == 32 && sizes[7] == 48);
+    EXPECT(sizes[8] == 48);
     EXPECT(version > 2000000);
 }
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.native.tables import MESSAGE_SIZE, RECORDS
+from napari_wsigpu.native.tables import MESSAGE_SIZE, PICTURE, RECORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class Core:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        sizes, jpeg = (c_int32 * 8)(), c_int32()
+        sizes, jpeg = (c_int32 * 9)(), c_int32()
         library.wsigpu_layout(sizes, ctypes.byref(jpeg))
         if [*sizes] != [record.itemsize for record in RECORDS]:
             raise OSError("it was built for another version of this package")
@@ -72,9 +74,7 @@ class Core:
         self._read_ranges.argtypes = [c_int32, c_void_p, c_int64, c_void_p, c_int32]
         self._halve = library.wsigpu_halve
         self._halve.restype = None
-        self._halve.argtypes = [
-            c_void_p, c_int64, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int64,
-        ]  # fmt: skip
+        self._halve.argtypes = [c_void_p, c_int64, c_int32]
         self._compose = library.wsigpu_compose
         self._compose.restype = None
         self._compose.argtypes = [
@@ -241,17 +241,29 @@ class Core:
         data = ranges.ctypes.data
         return not self._read_ranges(file, data, len(ranges), target, threads)
 
-    def halve(self, pixels: NDArray[Any], target: NDArray[Any]) -> None:
-        """Average blocks of 2 x 2 pixels, rounded half up.
+    def halve(
+        self, pixels: Sequence[NDArray[Any]], targets: Sequence[NDArray[Any]], threads: int = 1
+    ) -> None:
+        """Average blocks of 2 x 2 pixels of several pictures, rounded half up.
 
         Parameters
         ----------
-        pixels, target : ndarray of uint8 or uint16, shape (height, width, channels)
-            `pixels` are twice as high and wide as `target`. Rows are contiguous.
+        pixels, targets : sequence of ndarray of uint8 or uint16, shape (height, width, channels)
+            Each of the `pixels` is twice as high and wide as its target. Rows are contiguous.
+        threads : int
+            Number of threads, including this one.
         """
-        start, pitch, size = target.ctypes.data, target.strides[0], target.itemsize
-        data, step = pixels.ctypes.data, pixels.strides[0]
-        self._halve(data, step, *target.shape, size, start, pitch)
+        pictures = np.array(
+            [
+                (
+                    *(one.ctypes.data, target.ctypes.data, one.strides[0], target.strides[0]),
+                    *(*target.shape, target.itemsize),
+                )
+                for one, target in zip(pixels, targets, strict=True)
+            ],
+            PICTURE,
+        )
+        self._halve(pictures.ctypes.data, len(pictures), threads)
 
     def compose(
         self,

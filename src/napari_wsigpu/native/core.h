@@ -145,12 +145,19 @@ WSIGPU_API void wsigpu_compose(const Plane* planes, int64_t count, int64_t heigh
                                const uint8_t* shades, float* sums, uint8_t* target,
                                int32_t threads);
 
-// Average blocks of 2 x 2 pixels, rounded half up; samples have 1 or 2 bytes. `rows` and `columns`
-// are those of the target, and pitches the distances between rows in bytes.
-WSIGPU_API void wsigpu_halve(const uint8_t* pixels, int64_t pitch, int64_t rows, int64_t columns,
-                             int64_t samples, int32_t bytes, uint8_t* target, int64_t to_pitch);
+// A picture to halve. Pitches are the distances between rows in bytes; `rows` and `columns` are those
+// of the target; samples have 1 or 2 bytes.
+struct Picture {
+    const uint8_t* pixels;
+    uint8_t* target;
+    int64_t pitch, target_pitch;
+    int32_t rows, columns, samples, sample_bytes;
+};
+
+// Average blocks of 2 x 2 pixels of several pictures, rounded half up.
+WSIGPU_API void wsigpu_halve(const Picture* pictures, int64_t count, int32_t threads);
 
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
-WSIGPU_API void wsigpu_layout(int32_t sizes[8], int32_t* jpeg_version);
+WSIGPU_API void wsigpu_layout(int32_t sizes[9], int32_t* jpeg_version);
 
 }  // extern "C"

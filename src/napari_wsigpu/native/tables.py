@@ -76,7 +76,19 @@ PLANE = np.dtype(
         ("reserved", np.int32),
     ]
 )
-RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE
+PICTURE = np.dtype(
+    [
+        ("pixels", np.uint64),
+        ("target", np.uint64),
+        ("pitch", np.int64),
+        ("target_pitch", np.int64),
+        ("rows", np.int32),
+        ("columns", np.int32),
+        ("samples", np.int32),
+        ("sample_bytes", np.int32),
+    ]
+)
+RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE, PICTURE
 # Return values of `read_region` other than a number of bytes.
 NEEDS_PLAN, CHANGED = -1, -2
 MOST_TILES = 64

@@ -53,6 +53,17 @@ def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
     return average
 
 
+def can_halve(pixels: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether the core can average blocks of 2 x 2 pixels to a result of this shape."""
+    rows, columns, channels = shape
+    contiguous = channels * pixels.itemsize, pixels.itemsize
+    return (
+        pixels.dtype in HALVED_TYPES
+        and pixels.shape == (2 * rows, 2 * columns, channels)
+        and pixels.strides[1:] == contiguous
+    )
+
+
 def source_span(first: int, count: int, scale: float) -> tuple[int, int]:
     """Return the first source pixel under a run of result pixels, and the count of source pixels.
 
@@ -141,12 +152,9 @@ def _average_blocks(pixels: Array, factors: tuple[int, int], averages: Array) ->
     All pictures share one buffer of sums: allocating one for each would take longer than summing.
     """
     (down, across), (_, rows, columns, channels) = factors, averages.shape
-    pixel = channels * pixels.itemsize, pixels.itemsize
-    contiguous = pixels.strides[2:] == averages.strides[2:] == pixel
-    halved = factors == (2, 2) and pixels.dtype in HALVED_TYPES
-    if native.core is not None and halved and contiguous:
-        for picture, average in zip(pixels, averages, strict=True):
-            native.core.halve(picture, average)
+    halved = factors == (2, 2) and all(can_halve(one, averages.shape[1:]) for one in pixels[:1])
+    if native.core is not None and halved and averages.strides[2:] == pixels.strides[2:]:
+        native.core.halve([*pixels], [*averages])
         return
     dtype = _sum_type(pixels.dtype, down * across)
     sums = np.empty((rows, columns, across * channels), dtype)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from napari_wsigpu import native
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.reading.average import area_average
+from napari_wsigpu.reading.average import area_average, can_halve
 from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from napari_wsigpu.model.arrays import Array, Integers
     from napari_wsigpu.model.layout import LevelLayout
@@ -90,6 +91,28 @@ class Averages:
             size += area
         if group:
             yield self._group(number, group, rects)
+
+    def halves(
+        self, number: int, places: Integers, pixels: Sequence[Array], threads: int
+    ) -> dict[int, Array]:
+        """Average the finer pixels under tiles with the core, as far as it can; see `tile`.
+
+        Returns
+        -------
+        dict of int to ndarray
+            The averaged tiles, by their index in `places`.
+        """
+        image = self._parts.images[number]
+        found: dict[int, Array] = {}
+        if native.core is None or image.categorical or self._factors(number) != (2, 2):
+            return found
+        for index, place in enumerate(places.tolist()):
+            rect = image.tile_rect(*place)
+            shape = rect.height, rect.width, image.channels
+            if can_halve(pixels[index], shape):
+                found[index] = self._memory.empty(shape, image.dtype)
+        native.core.halve([pixels[index] for index in found], [*found.values()], threads)
+        return found
 
     def tile(self, number: int, place: Integers, pixels: Array) -> Array:
         """Average the finer pixels under a tile; return the tile, cropped to the image.

@@ -267,13 +267,18 @@ class HostBackend:
             plans = plan_regions(group.level, images, group.held)
             failed = self._read(group.level, plans, group.held_pixels, below)
             failures |= failed
+            places = plan.tiles[group.tiles]
+            found = self._averages.halves(plan.image, places, group.pixels, self._threads)
+            rest = [index for index in range(len(places)) if index not in found]
             averages = self.parts.decoder.run_all(
                 [
-                    partial(self._averages.tile, plan.image, plan.tiles[tile], pixels)
-                    for tile, pixels in zip(group.tiles, group.pixels, strict=True)
+                    partial(self._averages.tile, plan.image, places[index], group.pixels[index])
+                    for index in rest
                 ]
             )
-            for tile, average in zip(group.tiles, averages, strict=True):
+            found.update(zip(rest, averages, strict=True))
+            for index, tile in enumerate(group.tiles):
+                average = found[index]
                 if options.table is not None:
                     average = self._tile_memory.copy(options.table.recolored(average))
                 if not failed:
