@@ -5,6 +5,7 @@ import time
 import pytest
 
 from napari_wsigpu.viewer.drawing.frame_clock import (
+    JUMP_PATIENCE_SECONDS,
     MORE_PATIENCE_SECONDS,
     PATIENCE_SECONDS,
     FrameClock,
@@ -12,9 +13,15 @@ from napari_wsigpu.viewer.drawing.frame_clock import (
 
 
 @pytest.mark.parametrize(
-    ("rest", "expected"), [(0.0, PATIENCE_SECONDS), (0.1, MORE_PATIENCE_SECONDS)]
+    ("rest", "jumped", "expected"),
+    [
+        (0.0, False, PATIENCE_SECONDS),
+        (0.0, True, PATIENCE_SECONDS),
+        (0.1, False, MORE_PATIENCE_SECONDS),
+        (0.1, True, JUMP_PATIENCE_SECONDS),
+    ],
 )
-def test_a_movement_after_a_rest_waits_longer(rest, expected):
+def test_a_movement_after_a_rest_waits_longer(rest, jumped, expected):
     clock = FrameClock()
     clock.start()
     time.sleep(0.05)
@@ -22,8 +29,8 @@ def test_a_movement_after_a_rest_waits_longer(rest, expected):
     time.sleep(rest)
     clock.start()
     before = time.perf_counter()
-    until = clock.patient_until()
+    until = clock.patient_until(jumped=jumped)
     assert before + expected <= until <= time.perf_counter() + expected
     # All layers of a frame share one limit.
     time.sleep(0.01)
-    assert clock.patient_until() == until
+    assert clock.patient_until(jumped=jumped) == until

@@ -13,6 +13,8 @@ PATIENCE_SECONDS = 0.012
 # The GPU decodes several times slower while it draws, so a coarse frame costs more than waiting.
 # It would also delay the exact frame of a single movement.
 MORE_PATIENCE_SECONDS = 0.03
+# After a jump, all tiles are missing: a coarse frame is of little use and delays the exact one.
+JUMP_PATIENCE_SECONDS = 0.045
 
 
 class FrameClock:
@@ -42,10 +44,20 @@ class FrameClock:
             self.seconds = self._ended - self._started
         self._started = self._patient_since = None
 
-    def patient_until(self, *, on_device: bool = False) -> float:
-        """Return the time until which slices of this frame may wait for tiles."""
+    def patient_until(self, *, on_device: bool = False, jumped: bool = False) -> float:
+        """Return the time until which slices of this frame may wait for tiles.
+
+        Parameters
+        ----------
+        on_device : bool
+            Whether a GPU decodes the tiles.
+        jumped : bool
+            Whether all tiles of the view are missing.
+        """
         if self._patient_since is None:
             self._patient_since = time.perf_counter()
         rested = self._started is not None and self._started - self._ended > self.seconds
         patience = MORE_PATIENCE_SECONDS if on_device or rested else PATIENCE_SECONDS
+        if jumped and rested:
+            patience = JUMP_PATIENCE_SECONDS
         return self._patient_since + patience

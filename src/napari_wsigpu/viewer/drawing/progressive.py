@@ -568,7 +568,8 @@ class ProgressiveDisplay:
             if self._is_outdated and picture.missing:
                 self._renew_overview()
         fetcher = self._runtime.fetcher
-        until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))
+        on_device = isinstance(picture, DevicePicture)
+        until = _frames.patient_until(on_device=on_device, jumped=not picture.found)
         keys = own_tiles(picture)
         seconds = fetcher.expected(keys)
         patient = seconds is not None and time.perf_counter() + seconds < until
