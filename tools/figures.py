@@ -43,6 +43,7 @@ _SINGLE = "single-16-cores: regions/reader={}&side=256&way=random/"
 _REGIONS = "gpu-h200: viewport/tile=256&size=%d&reader={}/median_ms"
 _WALK = "walk: costs_ms/20/modes/{}/"
 _FRAMES = "frames-h200: summary/window={}&series=%s"
+_ZOOM = "zoom-16-cores: summary/window={}/%s_ms_p50"
 _JPEG2000 = "jpeg2000-h200: batches/codec={}&decoder=%s/gigapixels_a_second"
 
 
@@ -192,6 +193,18 @@ TABLES = {
             "jump": (_FRAMES % "jump 1/exact_ms_p50", MS),
             "jump, 95th percentile": (_FRAMES % "jump 1/exact_ms_p95", MS),
             "free pan, frames per second": (_FRAMES % "pan 1/frames_per_s", "{:.0f}"),
+        },
+    ),
+    "zoom": Table(
+        "canvas, at zoom 0.4",
+        {
+            f"{width} x {height}, {name}": f"[{width}, {height}]&mode={mode}"
+            for width, height in ((1920, 1200), (3700, 1900))
+            for name, mode in (("napari-wsigpu", "ours"), ("blocking", "blocking"))
+        },
+        {
+            "first picture": (_ZOOM % "first", MS),
+            "exact": (_ZOOM % "exact", MS),
         },
     ),
     "jpeg2000": Table(
