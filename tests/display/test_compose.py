@@ -58,6 +58,8 @@ def test_composite_equals_the_reference(core, dtype, channels, inverted):
     pixels = [rng.integers(least, most, (7, 600)).astype(kind) for _ in composite.visible]
     if kind.kind == "f" and pixels:
         pixels[0][0, :3] = np.nan, np.inf, -np.inf
+        low, high = composite.channels[composite.visible[0]].window
+        pixels[0][1] = np.geomspace(1e-6, 1, 600) * (high - low) + low
     black = np.full((7, 600, 3), 255 * inverted)
     expected = reference(pixels, composite) if pixels else black
     found = compose(pixels, composite, (7, 600))

@@ -120,10 +120,10 @@ def _tabled(pixels: Array, style: ChannelStyle, sign: int) -> tuple[Array, Color
     """Return 1- or 2-byte samples, and their color table."""
     if not has_table(pixels.dtype):
         assert style.window is not None
-        scaled = _within(pixels.astype(np.float64), *style.window) * FULL
-        # NaN, which has no order, becomes black.
-        pixels = np.nan_to_num(scaled, nan=0.0).clip(0, FULL).round().astype(np.uint16)
-        style = replace(style, window=(0, FULL))
+        # Before rounding, because a gamma below 1 magnifies the steps of dark values.
+        bright = _bright(pixels.astype(np.float64), *style.window, style.gamma)
+        pixels = (bright * FULL).round().astype(np.uint16)
+        style = replace(style, window=(0, FULL), gamma=1.0)
     return pixels, colors_of(style, pixels.itemsize, sign)
 
 
@@ -156,8 +156,7 @@ def _table(
     first = min(max(math.floor(low) - (high <= low), 0), most)
     last = max(first, min(math.ceil(high), most))
     values = np.arange(first, last + 1, dtype=np.float64)
-    # A gamma that is NaN makes black.
-    bright = np.nan_to_num(np.clip(_within(values, low, high), 0, 1) ** gamma)
+    bright = _bright(values, low, high, gamma)
     table = np.zeros((len(values), 4), np.float32)
     parts = np.frombuffer(bytes.fromhex(color[1:]), np.uint8)
     # Powers take long, and the parts of most colors are equal or 0.
@@ -166,11 +165,15 @@ def _table(
     return table, first
 
 
-def _within(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Return how far values are from `low` (0) to `high` (1); 0 or 1 if these are equal."""
+def _bright(
+    values: NDArray[np.float64], low: float, high: float, gamma: float
+) -> NDArray[np.float64]:
+    """Return how bright values are, from 0 up to `low` to 1 from `high` on; NaN is black."""
     if high <= low:
-        return np.where(values >= high, 1.0, 0.0)
-    return (values - low) / (high - low)
+        within = np.where(values >= high, 1.0, 0.0)
+    else:
+        within = ((values - low) / (high - low)).clip(0, 1)
+    return np.nan_to_num(within if gamma == 1 else within**gamma, nan=0.0)
 
 
 @lru_cache(maxsize=2)
