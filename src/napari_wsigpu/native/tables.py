@@ -2,91 +2,36 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
-FORMAT = np.dtype(
-    [
-        ("tables", np.uint64),
-        ("tables_size", np.int64),
-        ("codec", np.int32),
-        ("color", np.int32),
-        ("height", np.int32),
-        ("width", np.int32),
-        ("samples", np.int32),
-        ("sample_bytes", np.int32),
-        ("pixel_bytes", np.int32),
-        ("reserved", np.int32),
-    ]
+
+def row_type(columns: str) -> np.dtype[np.void]:
+    """Return a NumPy row type that is declared as in C: ``"u8 target, i8 codes[4]"``."""
+    members = (re.findall(r"\w+", member) for member in columns.split(","))
+    return np.dtype([(name, f"<{kind}", *map(int, count)) for kind, name, *count in members])
+
+
+FORMAT = row_type(
+    "u8 tables, i8 tables_size, i4 codec, i4 color, i4 height, i4 width, i4 samples, "
+    "i4 sample_bytes, i4 pixel_bytes, i4 reserved"
 )
-TILE = np.dtype(
-    [
-        ("offset", np.int64),
-        ("length", np.int64),
-        ("keep", np.uint64),
-        ("first", np.int32),
-        ("count", np.int32),
-        ("height", np.int32),
-        ("width", np.int32),
-        ("status", np.int32),
-        ("warnings", np.int32),
-    ]
+TILE = row_type(
+    "i8 offset, i8 length, u8 keep, i4 first, i4 count, i4 height, i4 width, i4 status, i4 warnings"
 )
-PART = np.dtype(
-    [
-        ("target", np.uint64),
-        ("pitch", np.int64),
-        ("left", np.int32),
-        ("top", np.int32),
-        ("width", np.int32),
-        ("height", np.int32),
-    ]
+PART = row_type("u8 target, i8 pitch, i4 left, i4 top, i4 width, i4 height")
+RANGE = row_type("i8 offset, i8 place, i8 size")
+LEVEL = row_type("u8 offsets, u8 lengths, i8 rows, i8 columns, i8 height, i8 width")
+VERSION = row_type("i8 size, i8 modified_ns, i8 changed_ns, i8 inode")
+SCAN = row_type("i8 offset, i8 length, i8 place, i4 marker, i4 status")
+PLANE = row_type(
+    "u8 pixels, i8 row_pitch, i8 pixel_pitch, u8 table, i4 low, i4 last, "
+    "i4 sample_bytes, i4 reserved"
 )
-RANGE = np.dtype([("offset", np.int64), ("place", np.int64), ("size", np.int64)])
-LEVEL = np.dtype(
-    [
-        ("offsets", np.uint64),
-        ("lengths", np.uint64),
-        ("rows", np.int64),
-        ("columns", np.int64),
-        ("height", np.int64),
-        ("width", np.int64),
-    ]
-)
-VERSION = np.dtype(
-    [("size", np.int64), ("modified_ns", np.int64), ("changed_ns", np.int64), ("inode", np.int64)]
-)
-SCAN = np.dtype(
-    [
-        ("offset", np.int64),
-        ("length", np.int64),
-        ("place", np.int64),
-        ("marker", np.int32),
-        ("status", np.int32),
-    ]
-)
-PLANE = np.dtype(
-    [
-        ("pixels", np.uint64),
-        ("row_pitch", np.int64),
-        ("pixel_pitch", np.int64),
-        ("table", np.uint64),
-        ("low", np.int32),
-        ("last", np.int32),
-        ("sample_bytes", np.int32),
-        ("reserved", np.int32),
-    ]
-)
-PICTURE = np.dtype(
-    [
-        ("pixels", np.uint64),
-        ("target", np.uint64),
-        ("pitch", np.int64),
-        ("target_pitch", np.int64),
-        ("rows", np.int32),
-        ("columns", np.int32),
-        ("samples", np.int32),
-        ("sample_bytes", np.int32),
-    ]
+PICTURE = row_type(
+    "u8 pixels, u8 target, i8 pitch, i8 target_pitch, i4 rows, i4 columns, i4 samples, "
+    "i4 sample_bytes"
 )
 RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN, PLANE, PICTURE
 # Return values of `read_region` other than a number of bytes.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
-from napari_wsigpu.gpu.device.kernel_tables import preamble, row_type
+from napari_wsigpu.gpu.device.kernel_tables import preamble
+from napari_wsigpu.native.tables import row_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from napari_wsigpu.native.tables import SHADES
+from napari_wsigpu.native.tables import SHADES, row_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-def row_type(columns: str) -> np.dtype[np.void]:
-    """Return a NumPy row type that is declared as in C: ``"u8 target, i8 codes[4]"``."""
-    members = (re.findall(r"\w+", member) for member in columns.split(","))
-    return np.dtype([(name, f"<{kind}", *map(int, count)) for kind, name, *count in members])
+    import numpy as np
 
 
 # A part of a tile and its position in the pixels of regions. source: address of its first pixel;

@@ -18,8 +18,9 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
 )
 from napari_wsigpu.gpu.device.kernel_engine import KernelEngine
-from napari_wsigpu.gpu.device.kernel_tables import preamble, row_type
+from napari_wsigpu.gpu.device.kernel_tables import preamble
 from napari_wsigpu.gpu.jpeg.jpeg_engine import BY_HARDWARE, JPEG_ENGINE
+from napari_wsigpu.native.tables import row_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.gpu.device.kernel_tables import row_type
+from napari_wsigpu.native.tables import row_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
