@@ -630,7 +630,10 @@ def test_rates_are_measured_and_exactness_is_stated(monkeypatch, say, tmp_path):
     assert rest == "gigapixels per second, pixels exact"
     routes = doctor.find_routes(GPU, WORKING_CUPY, WORKING_CODEC)
     monkeypatch.setattr(doctor, "diagnose", lambda: Report((), GPU, (), routes))
-    assert say(path, rates=True)[-1] == "    not measured, pixels exact if lossless, else within 1"
+    assert say(path, rates=True)[-1] == (
+        "    not measured (tiles damaged, on a server, or decoded otherwise), "
+        "pixels exact if lossless, else within 1"
+    )
 
 
 def test_computed_levels_are_not_decoded(say, tmp_path):

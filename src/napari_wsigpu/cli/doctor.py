@@ -484,7 +484,9 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
             numbers = ", ".join(map(str, levels))
             yield f"  level{'s' if len(levels) > 1 else ''} {numbers}: {_route_text(route)}"
             rate = measure(path, route, levels[0])
-            shown = "not measured" if rate is None else f"{rate:.3g} gigapixels per second"
+            shown = "not measured (tiles damaged, on a server, or decoded otherwise)"
+            if rate is not None:
+                shown = f"{rate:.3g} gigapixels per second"
             yield f"    {shown}, pixels {_exactness(route)}"
 
 

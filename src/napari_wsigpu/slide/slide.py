@@ -856,7 +856,8 @@ class Slide:
             Resolution in micrometers per pixel, instead of a level; `size` then counts pixels of
             this resolution. They are computed from the coarsest level that is at least as fine:
             each is the mean of the area it covers (a box filter), rounded to the nearest integer.
-            A level whose resolution differs by less than 0.1 % is used as it is.
+            Where the area extends beyond the slide, the background counts too. A level whose
+            resolution differs by less than 0.1 % is used as it is.
         out : cupy.ndarray, optional
             Device array for the pixels: C-contiguous, with the shape and type of the region.
         stream : int or cupy.cuda.Stream, optional

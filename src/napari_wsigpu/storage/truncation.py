@@ -24,8 +24,8 @@ def problem(layout: SlideLayout) -> str | None:
         return None
     total = sum(image.grid.rows * image.grid.columns for image in images)
     return (
-        f"The file is truncated{_sizes(layout)}: {lost} of its {total} tiles are missing; "
-        "get a fresh copy of it."
+        f"The file is truncated{_sizes(layout)}: {lost} of its {total} tiles "
+        f"{'is' if lost == 1 else 'are'} missing; get a fresh copy of it."
     )
 
 
