@@ -338,7 +338,7 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
     // Whole rows of a single part are laid out in the region as in the file.
     const bool placed = tile.count == 1 && !tile.keep && !call.memory && parts->width == width &&
                         parts->pitch == pitch && pixel == format.pixel_bytes;
-    const uint8_t* rows = call.memory + start;
+    const uint8_t* rows = call.memory ? call.memory + start : nullptr;
     if (!call.memory || tile.keep) {
         uint8_t* target = placed      ? parts->target
                           : tile.keep ? tile.keep
@@ -364,7 +364,7 @@ int read_tile(const Call& call, Scratch& scratch, Tile& tile, char* message) {
         return DONE;
     }
     if (format.codec == RAW) return copy_raw(call, scratch, tile, parts, message);
-    const uint8_t* data = call.memory + tile.offset;
+    const uint8_t* data = call.memory ? call.memory + tile.offset : nullptr;
     if (!call.memory) {
         uint8_t* encoded = scratch.encoded.reserve(tile.length);
         if (read_at(call.file, encoded, tile.length, tile.offset) < tile.length)
