@@ -54,13 +54,13 @@ def area_average(pixels: Array, factor_y: int, factor_x: int) -> Array:
 
 
 def can_halve(pixels: Array, shape: tuple[int, ...]) -> bool:
-    """Return whether the core can average blocks of 2 x 2 pixels to a result of this shape."""
+    """Return whether the core can average 2 x 2 pixels of pictures to results of this shape."""
     rows, columns, channels = shape
     contiguous = channels * pixels.itemsize, pixels.itemsize
     return (
         pixels.dtype in HALVED_TYPES
-        and pixels.shape == (2 * rows, 2 * columns, channels)
-        and pixels.strides[1:] == contiguous
+        and pixels.shape[-3:] == (2 * rows, 2 * columns, channels)
+        and pixels.strides[-2:] == contiguous
     )
 
 
@@ -152,7 +152,7 @@ def _average_blocks(pixels: Array, factors: tuple[int, int], averages: Array) ->
     All pictures share one buffer of sums: allocating one for each would take longer than summing.
     """
     (down, across), (_, rows, columns, channels) = factors, averages.shape
-    halved = factors == (2, 2) and all(can_halve(one, averages.shape[1:]) for one in pixels[:1])
+    halved = factors == (2, 2) and can_halve(pixels, averages.shape[1:])
     if native.core is not None and halved and averages.strides[2:] == pixels.strides[2:]:
         native.core.halve([*pixels], [*averages])
         return
