@@ -268,7 +268,8 @@ class HostBackend:
             failed = self._read(group.level, plans, group.held_pixels, below)
             failures |= failed
             places = plan.tiles[group.tiles]
-            found = self._averages.halves(plan.image, places, group.pixels, self._threads)
+            threads = self._threads_for(int(group.held.offsets[-1]))
+            found = self._averages.halves(plan.image, places, group.pixels, threads)
             rest = [index for index in range(len(places)) if index not in found]
             averages = self.parts.decoder.run_all(
                 [
