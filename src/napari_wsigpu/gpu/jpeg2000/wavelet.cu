@@ -95,6 +95,7 @@ extern "C" __global__ void assemble_coefficients(const Block *blocks, int block_
 
 // Positions beyond an end are mirrored (F.3.7), as often as necessary.
 __device__ int mirrored(int i, int length) {
+    if ((unsigned)i < length) return i;
     if (length == 1) return 0;
     while (i < 0 || i >= length) i = i < 0 ? -i : 2 * (length - 1) - i;
     return i;
@@ -146,26 +147,34 @@ __device__ void invert_patch(const Lift &lift, const T *bands, const T *lows, in
     const int columns = min(PATCH_WIDTH, lift.left + lift.width - left);
     const int rows = min(PATCH_HEIGHT, lift.upper + lift.height - upper) + 2 * REACH;
     const int lanes = min(32, (int)blockDim.x), warps = blockDim.x / lanes;
+    // Even, so the rows of a thread are all low-pass or all high-pass: mirroring keeps that, too.
+    const int step = max(2, warps);
     for (int i = threadIdx.x % lanes; i < columns + 2 * REACH; i += lanes) {
         const int x = lift.left + mirrored(left - REACH + i - lift.left, lift.width);
         const int column = x & 1 ? lift.low_width + (x >> 1) : (x >> 1) - lift.left;
-        for (int first = threadIdx.x / lanes; first < rows; first += AT_ONCE * warps) {
-            // A thread waits for several loads at once because each takes long.
-            T values[AT_ONCE];
+        for (int start = threadIdx.x / lanes; start < step; start += warps) {
+            const int odd = upper - REACH + start & 1;
+            const int shift = odd ? lift.low_height : -lift.upper;
+            const bool high = (x | odd) & 1;
+            const int pitch = high ? lift.pitch : lows_pitch;
+            const T *const from = (high ? bands : lows) + column;
+            const int last = rows - 1 - (rows - 1 - start) % step;
+            for (int first = start; first < rows; first += AT_ONCE * step) {
+                // A thread waits for several loads at once because each takes long.
+                T values[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; ++k) {
-                const int next = upper - REACH + min(first + k * warps, rows - 1);
-                const int y = lift.upper + mirrored(next - lift.upper, lift.height);
-                const int row = y & 1 ? lift.low_height + (y >> 1) : (y >> 1) - lift.upper;
-                const bool high = (x | y) & 1;
-                const int pitch = high ? lift.pitch : lows_pitch;
-                values[k] = (high ? bands : lows)[(long long)row * pitch + column];
+                for (int k = 0; k < AT_ONCE; ++k) {
+                    const int next = upper - REACH + min(first + k * step, last);
+                    const int y = lift.upper + mirrored(next - lift.upper, lift.height);
+                    values[k] = from[((y >> 1) + shift) * pitch];
+                }
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; ++k)
+                    if (first + k * step < rows)
+                        patch.bands[(first + k * step) * stride + i] =
+                            lift.width > 1 ? weighted(values[k], !(x & 1))
+                                           : only(values[k], !(x & 1));
             }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; ++k)
-                if (first + k * warps < rows)
-                    patch.bands[(first + k * warps) * stride + i] =
-                        lift.width > 1 ? weighted(values[k], !(x & 1)) : only(values[k], !(x & 1));
         }
     }
     __syncthreads();
