@@ -36,6 +36,7 @@ SHIM = r"""
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -49,6 +50,9 @@ SHIM = r"""
 #define __forceinline__ inline
 #define __noinline__
 #define __syncthreads() (meeting ? meeting->arrive_and_wait() : (void)0)
+#define __syncwarp() (meeting ? warp->arrive_and_wait() : (void)0)
+#define __threadfence __sync_synchronize
+#define __nanosleep(nanoseconds) std::this_thread::yield()
 using std::max;
 using std::min;
 
@@ -56,6 +60,7 @@ struct Place { unsigned x, y, z; };
 static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
 static thread_local long long misaligned;
 static std::barrier<> *meeting;
+static thread_local std::barrier<> *warp;
 
 static int __clz(unsigned value) { return value ? __builtin_clz(value) : 32; }
 static int __ffs(int value) { return __builtin_ffs(value); }
@@ -109,13 +114,18 @@ static long long launch_together(void (*kernel)(Arguments...), const unsigned *s
     long long found = 0;
     for (unsigned block = 0; block < sizes[0]; ++block) {
         std::barrier<> all(sizes[3]);
+        std::vector<std::unique_ptr<std::barrier<>>> warps;
+        for (unsigned first = 0; first < sizes[3]; first += 32)
+            warps.emplace_back(new std::barrier<>(std::min(32u, sizes[3] - first)));
         std::vector<std::thread> threads;
         meeting = &all;
         for (unsigned thread = 0; thread < sizes[3]; ++thread)
             threads.emplace_back([&, block, thread] {
                 gridDim = {sizes[0], 1, 1}, blockDim = {sizes[3], 1, 1};
                 blockIdx = {block, 0, 0}, threadIdx = {thread, 0, 0};
+                warp = warps[thread / 32].get();
                 call(kernel, arguments, std::index_sequence_for<Arguments...>());
+                warp->arrive_and_drop();
                 all.arrive_and_drop();
                 __sync_fetch_and_add(&found, misaligned);
             });
@@ -216,13 +226,12 @@ class Kernel:
         self.launched = 0
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        # As in CuPy: arrays on the device are addresses, those of the host are passed by value.
         values = [
-            ctypes.c_void_p(value.ctypes.data)
-            if isinstance(value, np.ndarray)
-            else np.ctypeslib.as_ctypes_type(value.dtype)(value.item())
+            np.array(value.ctypes.data) if isinstance(value, HostArray) else np.asarray(value)
             for value in arguments
         ]
-        places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
+        places = [value.ctypes.data for value in values]
         threads = min(TOGETHER if self._waits else block[0], block[0])
         at_once = self._waits and threads > 1
         sizes = [*grid, *[1] * (3 - len(grid)), threads, at_once]

@@ -26,6 +26,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.gpu.jpeg2000 import form_decoder
 from napari_wsigpu.gpu.jpeg2000.form_decoder import Form, FormDecoder
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import form_of_stream
 from napari_wsigpu.model.errors import SlideError
@@ -243,7 +244,8 @@ def mutated(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             name = names[done // AT_ONCE % len(names)]
             whole = wholes[name]
             streams = [whole, *(forms.damaged(whole, chance) for _ in range(AT_ONCE)), whole]
-            status, tiles = forms.decoded(device, streams, kind=Apart)
+            least = chance.choice((0, form_decoder.LONG_TO_READ))
+            status, tiles = forms.decoded(device, streams, kind=Apart, least=least)
             apart = np.abs(tiles[[0, -1]].astype(np.int64) - truths[name].reshape(tiles.shape[1:]))
             wrong += int(status[0] != 0 or status[-1] != 0 or apart.max() > 1)
             kinds |= {*status.tolist()}

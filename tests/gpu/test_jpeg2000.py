@@ -13,6 +13,7 @@ from benchmarks.synthetic import make_slide
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.device.interfaces import TileFormat
+from napari_wsigpu.gpu.jpeg2000 import form_decoder
 from napari_wsigpu.gpu.jpeg2000.form_decoder import FormDecoder, form_of
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.jpeg2000_header import read_header
@@ -75,8 +76,17 @@ def picture(seed, shape, bits=8, *, signed=False):
     return whole - (1 << bits - 1) if signed else whole
 
 
-def decoded(device, streams, kind=FormDecoder):
-    """Return the status of each stream, and the pixels."""
+def decoded(device, streams, kind=FormDecoder, least=0):
+    """Return the status of each stream, and the pixels.
+
+    With `least` code blocks in a tile, their packets are read while others are decoded.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form_decoder, "LONG_TO_READ", least)
+        return decoded_in_order(device, streams, kind)
+
+
+def decoded_in_order(device, streams, kind):
     form = form_of(read_header(streams[0]))
     assert not isinstance(form, str), form
     decoder = kind(device, form)
@@ -168,7 +178,10 @@ def stream_of(seed, path, size=(73, 91), components=3, **form):
 def test_pixels_match_openjpeg(device, form, path):
     streams = [stream_of(seed, path, **FORMS[form]) for seed in (1, 11)]
     status, tiles = decoded(device, streams)
+    other_status, others = decoded(device, streams, least=form_decoder.LONG_TO_READ)
     assert not status.any()
+    assert not other_status.any()
+    np.testing.assert_array_equal(tiles, others)
     for stream, pixels in zip(streams, tiles, strict=True):
         expected = np.stack(openjpeg.decode(stream, path), -1)
         # A GPU and a host may round a sum of floats differently.

@@ -30,6 +30,8 @@ struct Shared {
     unsigned contexts[CONTEXTS * THREADS_OF_BLOCKS];
     unsigned char significance[3 * 512];
     unsigned char signs[256];
+    Found found;
+    int place;
 };
 
 // Decodes the codeword segments of one code block: decisions of the MQ decoder, or raw bits (D.6).
@@ -319,17 +321,19 @@ struct Decoding {
     }
 };
 
-// Decode all code blocks. work: code blocks in the order of `sort_work`; step: number of threads in
-// a warp that decode a code block each; state: words of significant and of negative samples, for
+// Decode all code blocks. work: code blocks in the order of `sort_work`; ends: null, or counters that
+// are 0, if `work` is a queue: then the first blocks of threads read packet headers, and others decode
+// what these find, so that the slowest code blocks, mostly in the first packets, start early. Readers
+// wait for nobody and write all entries, so the others end. step: number of threads in a warp that
+// decode a code block each, 1 for a queue; state: words of significant and of negative samples, for
 // each group of each code block; refining: likewise, masks of the samples that were coded in this
-// plane's first pass and of those refined so far; planes: masks of the 1 bits of each plane from
-// the highest.
+// plane's first pass and of those refined so far; planes: masks of the 1 bits of each plane from the
+// highest.
 // Without the second bound, the compiler keeps values in slow local memory.
 extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
-    decode_blocks(const unsigned char *encoded, const Block *blocks, int block_count,
-                  const BlockState *states, const Record *records, int record_count,
-                  const int *work, int work_count, int step, int groups, int most_planes,
-                  const Tables *tables, Pair *state, uint2 *refining, unsigned *planes) {
+    decode_blocks(Streams streams, const Block *blocks, int *work, int work_count, int *ends,
+                  int step, int groups, int most_planes, const Tables *tables, Pair *state,
+                  uint2 *refining, unsigned *planes) {
     __shared__ Shared shared;
     for (int i = threadIdx.x; i < 94; i += blockDim.x)
         shared.transitions[i] =
@@ -337,17 +341,25 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
     for (int i = threadIdx.x; i < 3 * 512; i += blockDim.x)
         shared.significance[i] = tables->significance[i];
     for (int i = threadIdx.x; i < 256; i += blockDim.x) shared.signs[i] = tables->signs[i];
+    if (!threadIdx.x) shared.place = ends ? atomicAdd(ends + 2, 1) : blockIdx.x;
     __syncthreads();
-    const int lane = threadIdx.x % 32, warps = gridDim.x * ((blockDim.x + 31) / 32);
+    const Queue queue = {work, ends, work_count};
+    const int readers = ends ? streams.tiles : 0, place = shared.place - readers;
+    if (place < 0) {
+        if (threadIdx.x < 32) read_tile(streams, shared.place, queue, shared.found);
+        return;
+    }
+    const int lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
     if (lane >= step) return;
-    const int lanes = min(step, (int)blockDim.x);
-    for (long long item = (long long)(blockIdx.x * ((blockDim.x + 31) / 32) + threadIdx.x / 32) *
-                              lanes + lane;
-         item < work_count; item += (long long)warps * lanes) {
-        const BlockState &found = states[work[item]];
+    const BlockState *const states = (const BlockState *)streams.states;
+    const int block_count = streams.block_count, lanes = min(step, (int)blockDim.x);
+    for (long long item = (long long)(place * warps + threadIdx.x / 32) * lanes + lane;
+         item < work_count; item += (long long)(gridDim.x - readers) * warps * lanes) {
+        const int number = ends ? queue.wait(item) : work[item];
+        const BlockState &found = states[number];
         const int passes = found.passes;
         if (!passes) continue;
-        const Block &block = blocks[work[item] % block_count];
+        const Block &block = blocks[number % block_count];
         const size_t row = item / step, column = item % step;
         Pair *const my_state = state + row * groups * step + column;
         uint2 *const my_refining = refining + row * groups * step + column;
@@ -360,8 +372,9 @@ extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
         Coder &coder = decoding.coder;
         decoding.significance = shared.significance + 512 * block.orientation;
         decoding.signs = shared.signs;
-        coder.encoded = encoded;
-        coder.records = records + (size_t)(work[item] / block_count) * record_count;
+        coder.encoded = (const unsigned char *)streams.encoded;
+        coder.records = (const Record *)streams.records +
+                        (size_t)(number / block_count) * streams.record_count;
         coder.transitions = shared.transitions;
         coder.contexts = shared.contexts + threadIdx.x;
         coder.reset();

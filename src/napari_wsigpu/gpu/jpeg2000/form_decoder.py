@@ -21,6 +21,7 @@ from napari_wsigpu.gpu.jpeg2000.jpeg2000_tables import (
     PATCH_HEIGHT,
     PATCH_WIDTH,
     RECORD,
+    STREAMS,
     STRUCTURES,
     TERMINATE_ALL,
     THREADS,
@@ -41,10 +42,17 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Array, DType, Integers
 
 # Source files, which are compiled in parallel as separate programs.
-PROGRAMS = ("packets.cu", "blocks.cu", "high_throughput.cu", "wavelet.cu", "pixels.cu")
+PROGRAMS = (
+    ("packets.cu", "blocks.cu"),
+    ("high_throughput.cu",),
+    ("wavelet.cu",),
+    ("pixels.cu",),
+)
 # A warp executes the paths of all its threads, so code blocks share a warp only if there are more
 # than enough to keep the device busy.
 WARP, MANY_BLOCKS, MANY_LANES = 32, 49152, 2
+# With as many code blocks in a tile, it takes long to read the packet headers.
+LONG_TO_READ = 256
 # Rows of a tile for each block of threads of `finish_pixels`.
 ROWS = 8
 ALIGNED = 256  # bytes
@@ -100,7 +108,10 @@ def programs() -> tuple[str, ...]:
     """Return the CUDA sources of the kernels, with constants and structures."""
     folder = resources.files("napari_wsigpu.gpu.jpeg2000")
     start = preamble(CONSTANTS, STRUCTURES) + folder.joinpath("shared.cu").read_text("utf-8")
-    return tuple(start + folder.joinpath(name).read_text("utf-8") for name in PROGRAMS)
+    return tuple(
+        start + "".join(folder.joinpath(name).read_text("utf-8") for name in names)
+        for names in PROGRAMS
+    )
 
 
 def offsets_of(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -109,11 +120,12 @@ def offsets_of(sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(zip((*sizes, "size"), offsets, strict=True))
 
 
-def _patches(lifts: NDArray[np.void]) -> Integers:
+def _patches(lifts: NDArray[np.void]) -> list[int]:
     """Return the number of patches of a tile that each step of the inverse wavelet transforms."""
     across = -(-(lifts["left"] + lifts["width"]) // PATCH_WIDTH)
     down = -(-(lifts["upper"] + lifts["height"]) // PATCH_HEIGHT)
-    return np.asarray(across * down * lifts["planes"], np.int64)
+    patches: list[int] = (across * down * lifts["planes"]).tolist()
+    return patches
 
 
 class FormDecoder:
@@ -142,6 +154,8 @@ class FormDecoder:
         # Quads of a code block, with an even number in each row.
         width, height = geometry.blocks["width"], geometry.blocks["height"]
         self._quads = int(((width + 3) // 4 * 2 * ((height + 1) // 2)).max())
+        self._patches = _patches(geometry.lifts)
+        self._layouts: dict[int, dict[str, int]] = {}
         self._tables = self._upload_tables()
 
     def _upload_tables(self) -> dict[str, np.uint64]:
@@ -206,11 +220,14 @@ class FormDecoder:
 
     def layout(self, tiles: int) -> dict[str, int]:
         """Lay out the device memory for decoding a batch of `tiles` tiles; see `offsets_of`."""
+        if tiles in self._layouts:
+            return self._layouts[tiles]
         whole, *either = map(offsets_of, self.sizes(tiles))
         size = whole["size"]
         for part in either:
             whole |= {name: size + offset for name, offset in part.items() if name != "size"}
-        return whole | {"size": size + max(part["size"] for part in either)}
+        whole["size"] += max(part["size"] for part in either)
+        return self._layouts.setdefault(tiles, whole)
 
     def decode(
         self,
@@ -256,27 +273,39 @@ class FormDecoder:
         count, step = len(geometry.blocks), self._step(tiles)
 
         def launch(
-            name: str, threads: int, *arguments: int | np.generic, block: int = THREADS
+            name: str,
+            threads: int,
+            *arguments: int | np.generic | NDArray[np.void],
+            block: int = THREADS,
         ) -> None:
             # Kernels declare sizes as `int`; addresses are NumPy scalars already.
             typed = (np.int32(each) if isinstance(each, int) else each for each in arguments)
             self._kernels.launch(name, -(-threads // block), block, tuple(typed), stream)
 
-        launch(
-            "read_packets",
-            tiles * WARP,
-            *(source, base, base + 8 * tiles, tiles, tables["header"], len(header.text)),
-            *(tables["packets"], len(geometry.packets), tables["bands"], len(geometry.bands)),
-            *(count, header.style, geometry.nodes, self._records),
-            *(at["states"], at["records"], at["nodes"], at["status"], at["buckets"]),
-            block=WARP,
-        )
-        # Sort code blocks by the amount of work, so that the code blocks of a warp take equally
-        # long.
         items = tiles * count
-        launch("count_work", items, at["states"], items, at["buckets"])
-        launch("start_buckets", THREADS, at["buckets"])
-        launch("sort_work", items, at["states"], items, at["buckets"], at["work"])
+        streams = np.array(
+            (
+                *(source, base, base + 8 * tiles, tables["header"], tables["packets"]),
+                *(tables["bands"], at["states"], at["records"], at["nodes"], at["status"]),
+                *(tiles, len(header.text), len(geometry.packets), len(geometry.bands), count),
+                *(header.style, header.layers, geometry.nodes, self._records, 0),
+            ),
+            STREAMS,
+        )
+        nodes = tiles * 2 * geometry.nodes
+        launch(
+            "clear_batch",
+            items,
+            *(at["states"], at["work"], items, at["nodes"], nodes, at["buckets"]),
+        )
+        queued = not header.fast and step == 1 and count >= LONG_TO_READ
+        if not queued:
+            launch("read_packets", tiles * WARP, streams, block=WARP)
+            # Sort code blocks by the amount of work, so that the code blocks of a warp take
+            # equally long.
+            launch("count_work", items, at["states"], items, at["buckets"])
+            launch("start_buckets", THREADS, at["buckets"])
+            launch("sort_work", items, at["states"], items, at["buckets"], at["work"])
         states = at["states"], at["records"], self._records, at["work"], items
         if header.fast:
             launch(
@@ -297,9 +326,10 @@ class FormDecoder:
             shape = (step, geometry.groups, geometry.planes)
             launch(
                 "decode_blocks",
-                -(-items // step) * WARP,
-                *(source, tables["blocks"], count, *states, *shape, tables["tables"]),
-                *(at["state"], at["refining"], at["planes"]),
+                -(-items // step) * WARP + queued * tiles * THREADS_OF_BLOCKS,
+                *(streams, tables["blocks"], at["work"], items),
+                at["buckets"] if queued else np.uint64(0),
+                *(*shape, tables["tables"], at["state"], at["refining"], at["planes"]),
                 block=THREADS_OF_BLOCKS,
             )
             launch(
@@ -309,8 +339,7 @@ class FormDecoder:
                 *(at["planes"], size, at["coefficients"]),
             )
         # Lowest resolution first.
-        patches = _patches(geometry.lifts)
-        for index, count in enumerate(patches.tolist()):
+        for index, count in enumerate(self._patches):
             launch(
                 "invert_wavelet",
                 tiles * count * THREADS,

@@ -39,6 +39,16 @@ BLOCK_STATE = row_type("i4 first, i4 last, u4 bytes, i4 passes, i4 planes, i4 le
 # record, or -1; passes: coding passes that end in it; starts: whether it starts a segment.
 RECORD = row_type("u8 offset, u4 length, i4 next, i4 passes, i4 starts")
 
+# Code streams of a batch, with addresses in device memory. starts, lengths: position of each stream
+# in `encoded`, u8; header: segments that its headers must have, see Form in packets.cu; tree: nodes
+# in each of a tile's two sets of tag trees; record_count: records for each tile; status: result for
+# each tile, i4.
+STREAMS = row_type(
+    "u8 encoded, u8 starts, u8 lengths, u8 header, u8 packets, u8 bands, u8 states, u8 records, "
+    "u8 nodes, u8 status, i4 tiles, i4 header_length, i4 packet_count, i4 band_count, "
+    "i4 block_count, i4 style, i4 layers, i4 tree, i4 record_count, i4 unused"
+)
+
 # A component. plane: offset of its first coefficient within a tile; left, upper: position of its
 # first sample; across, down: subsampling (XRsiz, YRsiz); middle: DC level shift; lowest, highest:
 # range of its samples; lifted: whether it has several resolutions.
@@ -68,6 +78,7 @@ STRUCTURES = {
     "Packet": PACKET,
     "BlockState": BLOCK_STATE,
     "Record": RECORD,
+    "Streams": STREAMS,
     "Component": COMPONENT,
     "Lift": LIFT,
     "Tables": TABLES,

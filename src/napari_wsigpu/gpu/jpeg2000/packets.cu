@@ -1,6 +1,5 @@
-// Packet headers (tier 2: T.800, B.9 and B.10): find the coded bytes of each code block. A block of
-// threads processes one tile at a time: all threads clear its memory, then the first one reads all
-// packets, because each packet starts where the one before it ends.
+// Packet headers (tier 2: T.800, B.9 and B.10): find the coded bytes of each code block. One thread
+// of a warp reads all packets of a tile, because each starts where the one before it ends.
 
 // More zero bit planes than any coefficient can have: a limit for damaged streams.
 #define MOST_ZERO_PLANES 80
@@ -296,17 +295,25 @@ __device__ bool is_marker(const unsigned char *at, const unsigned char *end, uns
     return end - at >= 2 && big_endian(at, 2) == marker;
 }
 
-// Read one packet: its header, and the positions of the bytes that follow (B.9); return the status.
-__device__ int read_packet(const Packet &packet, const Band *bands, int style, Headers &headers,
-                           Parts &parts, const unsigned char *encoded) {
+// What the first thread of a warp found out about a packet: status of the tile; records of the packet;
+// where its code blocks' bytes start.
+struct Found {
+    int wrong, first, last;
+    Word body;
+};
+
+// Read one packet: its header, and the positions of the bytes that follow (B.9).
+__device__ Found read_packet(const Packet &packet, const Band *bands, int style, Headers &headers,
+                             Parts &parts, const unsigned char *encoded) {
+    Found found = {FINE, headers.used, headers.used, 0};
     while (parts.at == parts.end)
-        if (const int wrong = parts.open()) return wrong;
+        if ((found.wrong = parts.open())) return found;
     // SOP (A.8.1) is optional even if the packet style allows it.
+    found.wrong = CUT;
     if (style & PACKET_STARTS && is_marker(parts.at, parts.end, 0xff91)) {
-        if (parts.end - parts.at < 6) return CUT;
+        if (parts.end - parts.at < 6) return found;
         parts.at += 6;
     }
-    const int first_record = headers.used;
     headers.bytes = 0;
     Bits &bits = headers.bits;
     bits.start(parts.at, parts.end);
@@ -314,69 +321,116 @@ __device__ int read_packet(const Packet &packet, const Band *bands, int style, H
     if (bits.number(1))
         for (int i = 0; i < packet.count; ++i) {
             const Band band = bands[packet.first + i];
-            if (const int wrong = headers.read_band(band, packet.layer)) return wrong;
+            if (const int wrong = headers.read_band(band, packet.layer)) {
+                found.wrong = wrong;
+                return found;
+            }
         }
     bits.align();
-    if (bits.left < 0) return CUT;
+    if (bits.left < 0) return found;
     parts.at = bits.at;
     // EPH (A.8.2).
     if (style & HEADER_ENDS && is_marker(parts.at, parts.end, 0xff92)) parts.at += 2;
-    if (headers.bytes > (Word)(parts.end - parts.at)) return CUT;
-    // Atomic because that does not wait for the old value.
-    for (int i = first_record; i < headers.used; ++i)
-        atomicAdd(&headers.records[i].offset, (Word)(parts.at - encoded));
+    if (headers.bytes > (Word)(parts.end - parts.at)) return found;
+    found = {FINE, found.first, headers.used, (Word)(parts.at - encoded)};
     parts.at += headers.bytes;
-    return FINE;
+    return found;
 }
 
-// Load memory into the L1 cache with all threads: the first one alone would wait for each load.
+// Load memory into the L1 cache with a warp: one thread alone would wait for each load.
 // Return all bits that occur in it.
 template <typename Row> __device__ int touch(const Row *rows, int count) {
     int bits = 0;
     const long long words = (long long)count * sizeof(Row) / 4;
     // The cache loads sectors of 32 bytes.
-    for (long long i = threadIdx.x * 8; i < words; i += blockDim.x * 8)
+    for (long long i = threadIdx.x % 32 * 8; i < words; i += warp_size() * 8)
         bits |= ((const int *)rows)[i];
     return bits;
 }
 
-// Read the packet headers of all tiles. starts, lengths: each tile's code stream in `encoded`;
-// header: the segments that its headers must have, see Form; tree: nodes in each of a tile's two
-// sets of tag trees; record_count: records for each tile; status: result for each tile. Also clears
-// `buckets`.
-extern "C" __global__ void read_packets(const unsigned char *encoded,
-                                        const unsigned long long *starts,
-                                        const unsigned long long *lengths, int tiles,
-                                        const unsigned char *header, int header_length,
-                                        const Packet *packets, int packet_count,
-                                        const Band *bands, int band_count, int block_count,
-                                        int style, int tree, int record_count, BlockState *states,
-                                        Record *records, unsigned *nodes, int *status,
-                                        int *buckets) {
-    for (int i = threadIdx.x; i < BUCKETS && !blockIdx.x; i += blockDim.x) buckets[i] = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        BlockState *mine = states + (size_t)tile * block_count;
-        unsigned *trees = nodes + (size_t)tile * 2 * tree;
-        for (int i = threadIdx.x; i < block_count; i += blockDim.x) mine[i] = BlockState{};
-        for (int i = threadIdx.x; i < 2 * tree; i += blockDim.x) trees[i] = UNKNOWN;
-        __syncthreads();
-        const int seen =
-            touch(packets, packet_count) | touch(bands, band_count) | touch(trees, 2 * tree);
-        if (seen < 0) status[tile] = DAMAGED;  // never: the compiler would remove unused loads
-        if (threadIdx.x) continue;
-        const unsigned char *at = encoded + starts[tile];
-        Parts parts = {at, at, at + lengths[tile], {header, header_length, 0}};
-        int wrong = parts.open_stream();
-        Headers headers = {
-            mine, records + (size_t)tile * record_count, trees, tree, 0, record_count};
-        for (int i = 0; i < packet_count && !wrong; ++i)
-            wrong = read_packet(packets[i], bands, style, headers, parts, encoded);
-        if (!wrong) wrong = parts.close();
-        status[tile] = wrong;
-        // No thread of the next kernels decodes a code block of a damaged tile.
-        if (wrong)
-            for (int i = 0; i < block_count; ++i) mine[i] = BlockState{};
+// Code blocks that `decode_blocks` has to decode: `work` lists those found so far, from the front, and
+// those without coding passes from the back; other entries are -1. ends: the number of both; null if
+// the code blocks are sorted instead.
+struct Queue {
+    int *work, *ends, count;
+
+    __device__ void add(int number, bool empty) const {
+        const int place = empty ? count - 1 - atomicAdd(ends + 1, 1) : atomicAdd(ends, 1);
+        ((volatile int *)work)[place] = number;
     }
+    // Return an entry, once there is one. Each is written, also if a tile is damaged.
+    __device__ int wait(int place) const {
+        int number;
+        while ((number = ((volatile int *)work)[place]) < 0) __nanosleep(500);
+        __threadfence();
+        return number;
+    }
+};
+
+// Read the packet headers of a tile with a warp, which shares `found`.
+__device__ __noinline__ void read_tile(const Streams &streams, int tile, const Queue &queue,
+                                       Found &found) {
+    const Packet *const packets = (const Packet *)streams.packets;
+    const Band *const bands = (const Band *)streams.bands;
+    const unsigned char *const encoded = (const unsigned char *)streams.encoded;
+    BlockState *const states = (BlockState *)streams.states;
+    const int block_count = streams.block_count, first_block = tile * block_count;
+    Record *const records = (Record *)streams.records + (size_t)tile * streams.record_count;
+    unsigned *const trees = (unsigned *)streams.nodes + (size_t)tile * 2 * streams.tree;
+    int *const status = (int *)streams.status + tile;
+    const int lane = threadIdx.x % 32, lanes = warp_size(), packet_count = streams.packet_count;
+    const int seen = touch(packets, packet_count) | touch(bands, streams.band_count) |
+                     touch(trees, 2 * streams.tree);
+    if (seen < 0) *status = DAMAGED;  // never: the compiler would remove unused loads
+    const unsigned char *const at = encoded + ((const Word *)streams.starts)[tile];
+    Parts parts = {at, at, at + ((const Word *)streams.lengths)[tile],
+                   {(const unsigned char *)streams.header, streams.header_length, 0}};
+    Headers headers = {states + first_block, records, trees, streams.tree, 0, streams.record_count};
+    if (!lane) found.wrong = parts.open_stream();
+    for (int i = 0; i < packet_count; ++i) {
+        const Packet packet = packets[i];
+        if (!lane && !found.wrong)
+            found = read_packet(packet, bands, streams.style, headers, parts, encoded);
+        __syncwarp();
+        const Found here = found;
+        if (!here.wrong)
+            for (int k = here.first + lane; k < here.last; k += lanes) records[k].offset += here.body;
+        // No thread decodes a code block of a packet that is missing or damaged.
+        for (int number = 0; number < packet.count && here.wrong; ++number) {
+            const Band band = bands[packet.first + number];
+            for (int k = lane; k < band.wide * band.high; k += lanes)
+                states[first_block + band.first + k] = BlockState{};
+        }
+        __syncwarp();
+        if (!queue.ends || packet.layer < streams.layers - 1) continue;
+        // The states and records have to be visible before the entries.
+        __threadfence();
+        for (int number = 0; number < packet.count; ++number) {
+            const Band band = bands[packet.first + number];
+            for (int k = lane; k < band.wide * band.high; k += lanes) {
+                const int block = first_block + band.first + k;
+                queue.add(block, !states[block].passes);
+            }
+        }
+        __syncwarp();
+    }
+    if (!lane) *status = found.wrong ? found.wrong : parts.close();
+}
+
+// Clear what the packet headers of a batch are read to. nodes: of all tag trees.
+extern "C" __global__ void clear_batch(BlockState *states, int *work, int count, unsigned *nodes,
+                                       int node_count, int *buckets) {
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (int i = first; i < count; i += step) states[i] = BlockState{}, work[i] = -1;
+    for (int i = first; i < node_count; i += step) nodes[i] = UNKNOWN;
+    for (int i = first; i < BUCKETS; i += step) buckets[i] = 0;
+}
+
+// Read the packet headers of all tiles; a warp for each.
+extern "C" __global__ void read_packets(Streams streams) {
+    __shared__ Found found;
+    for (int tile = blockIdx.x; tile < streams.tiles; tile += gridDim.x)
+        read_tile(streams, tile, Queue{}, found);
 }
 
 // Return a code block's bucket, by coding passes first and then by bytes; the most work comes
