@@ -47,6 +47,7 @@ SHIM = r"""
 #define __shared__ static
 #define __align__ alignas
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__
 #define __syncthreads() (meeting ? meeting->arrive_and_wait() : (void)0)

@@ -331,9 +331,9 @@ struct Decoding {
 // highest.
 // Without the second bound, the compiler keeps values in slow local memory.
 extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCKS, 8)
-    decode_blocks(Streams streams, const Block *blocks, int *work, int work_count, int *ends,
-                  int step, int groups, int most_planes, const Tables *tables, Pair *state,
-                  uint2 *refining, unsigned *planes) {
+    decode_blocks(const __grid_constant__ Streams streams, const Block *blocks, int *work,
+                  int work_count, int *ends, int step, int groups, int most_planes,
+                  const Tables *tables, Pair *state, uint2 *refining, unsigned *planes) {
     __shared__ Shared shared;
     for (int i = threadIdx.x; i < 94; i += blockDim.x)
         shared.transitions[i] =

@@ -368,7 +368,7 @@ struct Queue {
 };
 
 // Read the packet headers of a tile with a warp, which shares `found`.
-__device__ __noinline__ void read_tile(const Streams &streams, int tile, const Queue &queue,
+__device__ __noinline__ void read_tile(const Streams &streams, int tile, Queue queue,
                                        Found &found) {
     const Packet *const packets = (const Packet *)streams.packets;
     const Band *const bands = (const Band *)streams.bands;
@@ -427,7 +427,7 @@ extern "C" __global__ void clear_batch(BlockState *states, int *work, int count,
 }
 
 // Read the packet headers of all tiles; a warp for each.
-extern "C" __global__ void read_packets(Streams streams) {
+extern "C" __global__ void read_packets(const __grid_constant__ Streams streams) {
     __shared__ Found found;
     for (int tile = blockIdx.x; tile < streams.tiles; tile += gridDim.x)
         read_tile(streams, tile, Queue{}, found);
