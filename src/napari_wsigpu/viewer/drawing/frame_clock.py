@@ -13,8 +13,9 @@ PATIENCE_SECONDS = 0.012
 # The GPU decodes several times slower while it draws, so a coarse frame costs more than waiting.
 # It would also delay the exact frame of a single movement.
 MORE_PATIENCE_SECONDS = 0.03
-# After a jump, all tiles are missing: a coarse frame is of little use and delays the exact one.
-JUMP_PATIENCE_SECONDS = 0.045
+# After a jump, most tiles are missing: a coarse frame is of little use. On two cores, it delays the
+# exact frame by as much as it takes itself.
+JUMP_PATIENCE_SECONDS = 0.075
 
 
 class FrameClock:
@@ -52,7 +53,7 @@ class FrameClock:
         on_device : bool
             Whether a GPU decodes the tiles.
         jumped : bool
-            Whether all tiles of the view are missing.
+            Whether most tiles of the view are missing.
         """
         if self._patient_since is None:
             self._patient_since = time.perf_counter()

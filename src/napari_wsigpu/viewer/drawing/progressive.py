@@ -569,7 +569,8 @@ class ProgressiveDisplay:
                 self._renew_overview()
         fetcher = self._runtime.fetcher
         on_device = isinstance(picture, DevicePicture)
-        until = _frames.patient_until(on_device=on_device, jumped=not picture.found)
+        jumped = len(picture.found) < len(picture.lacked) / 2
+        until = _frames.patient_until(on_device=on_device, jumped=jumped)
         keys = own_tiles(picture)
         seconds = fetcher.expected(keys)
         patient = seconds is not None and time.perf_counter() + seconds < until
