@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.storage.buffers import TileMemory
 
-# Bytes of finer pixels in a group.
-GROUP_BYTES = 64 << 20
+# Bytes of finer pixels in a group. Two groups fit into the memory that `TileMemory` keeps.
+GROUP_BYTES = 32 << 20
 
 
 class Group(NamedTuple):

@@ -72,7 +72,6 @@ class HostBackend:
         self._source = parts.source
         self._cache = cache
         self._log = parts.log
-        self._inserted = {level.number for level in parts.pyramid if level.inserted}
         self._bytes = RegionMemory()
         self._tile_memory = TileMemory()
         self._averages = Averages(parts, self._tile_memory)
@@ -253,9 +252,9 @@ class HostBackend:
         """Average tiles from the finer level, in groups that fit into memory."""
         failures: dict[TileKey, str] = {}
         images, image = self.parts.images, self.parts.images[plan.image]
-        # An overview reads every stored tile, which would evict the whole cache. Only the tiles
-        # under stored and inserted levels are cached: they are few, and likely to be read next.
-        keep = options.keep if not image.computed or plan.image in self._inserted else "none"
+        # The tiles under a computed level are four times as large as it. Caching them would cost a
+        # third of the time, and evict what is on screen.
+        keep = "none" if image.computed else options.keep
         for group in self._averages.groups(plan.image, plan.tiles, tiles):
             options.cancellation.check()
             finer = images[group.level]
