@@ -52,6 +52,20 @@ def test_a_sound_slide(path, capsys):
     assert printed.err == ""
 
 
+def test_problems_of_the_file_are_listed(path, capsys):
+    with tifffile.TiffFile(path) as file:
+        place = file.pages[0].tags["TileByteCounts"].valueoffset
+    data = bytearray(path.read_bytes())
+    data[place : place + 4] = bytes(4)
+    path.write_bytes(data)
+    assert main(["check", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (problem,) = [line for line in lines if line.startswith("  problem ")]
+    assert "a size of 0 bytes" in problem
+    assert main(["check", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == [problem.split(maxsplit=1)[1]]
+
+
 @needs_core
 def test_half_a_tile_is_damaged(path, capsys):
     replace_tile(path, 1, halve)

@@ -1,4 +1,4 @@
-"""The command ``wsigpu check``: decodes every tile and lists damaged and doubtful ones."""
+"""The command ``wsigpu check``: decodes every tile, and lists damaged and doubtful ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.conversion.progress_bar import ProgressBar, print_status
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
+from napari_wsigpu.slide.facts import file_report
 from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.tile_check import TileCheck
 
 EPILOG = (
-    "The exit status is 1 if a tile is damaged, or if a slide can't be read. Flipped bits in "
-    "compressed tiles often go unnoticed; only a checksum of the file detects them reliably."
+    "The exit status is 1 if a tile is damaged, or if a slide can't be read, but not for problems "
+    "of the file that are only listed. Flipped bits in compressed tiles often go unnoticed; only a "
+    "checksum of the file detects them reliably."
 )
 
 
@@ -55,26 +57,28 @@ def _run(options: Namespace) -> int:
             raise
         if bar is not None:
             bar.clear()
-        print(_as_json(path, found) if options.json else _as_text(path, found))
-        status |= bool(found.damaged)
+        print(_as_json(path, *found) if options.json else _as_text(path, *found))
+        status |= bool(found[0].damaged)
     return status
 
 
-def _check(path: str, device: str, bar: ProgressBar | None) -> TileCheck:
+def _check(path: str, device: str, bar: ProgressBar | None) -> tuple[TileCheck, list[str]]:
+    """Return what the tiles are like, and the problems of the file."""
     with open_slide(path, device) as slide:
-        return slide.check_tiles(bar)
+        return slide.check_tiles(bar), file_report(slide, private=False).problems
 
 
-def _as_text(path: str, found: TileCheck) -> str:
-    lines = [path]
+def _as_text(path: str, found: TileCheck, problems: list[str]) -> str:
+    lines = [path, *(f"  problem     {problem}" for problem in problems)]
     lines += [f"  damaged     {name}: {reason}" for name, reason in found.damaged]
     lines += [f"  doubtful    {name}: {', '.join(codes)}" for name, codes in found.doubtful]
     lines.append(f"  sound       {found.sound} of {found.tiles} tiles")
     return "\n".join(map(printable, lines))
 
 
-def _as_json(path: str, found: TileCheck) -> str:
+def _as_json(path: str, found: TileCheck, problems: list[str]) -> str:
     damaged = [{"tile": name, "reason": reason} for name, reason in found.damaged]
     doubtful = [{"tile": name, "codes": list(codes)} for name, codes in found.doubtful]
     lists = {"damaged": damaged, "doubtful": doubtful}
-    return json.dumps({"path": path, "tiles": found.tiles, "sound": found.sound, **lists})
+    counts = {"tiles": found.tiles, "sound": found.sound}
+    return json.dumps({"path": path, **counts, **lists, "problems": problems})
