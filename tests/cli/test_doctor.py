@@ -13,7 +13,7 @@ import tifffile
 
 from napari_wsigpu import native, open_slide
 from napari_wsigpu.cli import doctor, main, probes
-from napari_wsigpu.cli.doctor import HARDWARE, JPEG2000, Device, Driver, Finding, Report
+from napari_wsigpu.cli.doctor import HARDWARE, JPEG2000, Device, Driver, Finding, Report, Route
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
 from tests.writers import leica, ndpi, slides
@@ -634,6 +634,22 @@ def test_rates_are_measured_and_exactness_is_stated(monkeypatch, say, tmp_path):
         "    not measured (tiles damaged, on a server, or decoded otherwise), "
         "pixels exact if lossless, else within 1"
     )
+
+
+def test_rates_count_no_tile_twice(monkeypatch, tmp_path):
+    path = tmp_path / "slide.tif"
+    slides.write_pyramid(path, slides.picture(100, 150), (), compression="zlib", photometric="rgb")
+    read, sizes = Slide.read_regions, set()
+
+    def counted(self, places, size, **options):
+        assert len({*places}) == len(places)
+        sizes.add(len(places))
+        return read(self, places, size, **options)
+
+    monkeypatch.setattr(Slide, "read_regions", counted)
+    assert doctor.measure(str(path), Route("deflate", "CPU", ""), 0) > 0
+    with open_slide(path) as slide:
+        assert sizes == {slide.layout.levels[0].grid.byte_counts.size}
 
 
 def test_computed_levels_are_not_decoded(say, tmp_path):
