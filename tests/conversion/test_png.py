@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import imagecodecs
 import numpy as np
@@ -10,7 +11,13 @@ from PIL import Image
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion import png
-from napari_wsigpu.model.errors import RegionError, SlideError, UnsupportedSlideError
+from napari_wsigpu.display.composite_source import CompositeView
+from napari_wsigpu.model.errors import (
+    ConversionError,
+    RegionError,
+    SlideError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from tests.writers import icc, slides
 
@@ -104,6 +111,31 @@ def test_several_channels_raise(write, tmp_path):
     )
     with pytest.raises(UnsupportedSlideError, match="has 2 channels that are not RGB; choose"):
         convert(path, tmp_path / "roi.png")
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_composite_of_channels(write, tmp_path, inverted):
+    pixels = slides.picture(1100, 1200, 6, "uint16").transpose(2, 0, 1)
+    path = write(pixels, metadata={"axes": "CYX"}, photometric="minisblack")
+    target, region = tmp_path / "roi.png", (20, 10, 100, 80)
+    with open_slide(path, "cpu") as slide:
+        settings = replace(slide.composite([0, 2, 5]), inverted=inverted)
+        shown = CompositeView(settings)
+        for number in (level.number for level in slide.pyramid):
+            convert(slide, target, level=number, composite=settings, overwrite=True)
+            with Image.open(target) as image:
+                np.testing.assert_array_equal(image, slide.composite_level(number, shown)[...])
+        convert(slide, target, region=region, composite=settings, overwrite=True)
+        with Image.open(target) as image:
+            expected = slide.read_region(region[:2], region[2:], composite=settings)
+            np.testing.assert_array_equal(image, expected)
+            assert "srgb" in image.info
+        outline = [[(20, 10), (120, 10), (120, 90)]]
+        convert(slide, target, region=region, outline=outline, composite=settings, overwrite=True)
+        with Image.open(target) as image:
+            assert {*np.asarray(image)[-1, 0].tolist()} == {255 * inverted}
+        with pytest.raises(ConversionError, match="Only PNG files hold a composite"):
+            convert(slide, tmp_path / "roi.tif", composite=settings)
 
 
 def test_too_large_region_raises(tmp_path, monkeypatch):

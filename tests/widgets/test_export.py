@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from napari_wsigpu.model.errors import SlideError, SlideReadError
 from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
-from napari_wsigpu.viewer.layers.slide_layers import slide_of
+from napari_wsigpu.viewer.layers.slide_layers import show_composite, shown_composite, slide_of
 from napari_wsigpu.viewer.view.arrangement import show_only
 from napari_wsigpu.viewer.window.saving import saved
 from napari_wsigpu.widgets.export.export_dock import CANCELLED, Export
@@ -289,6 +290,22 @@ def test_channels_all_go_to_tiff_and_none_to_png(
     with open_slide(target, "cpu") as written:
         assert [channel.name for channel in written.channels] == channel_names
         assert written.mpp == pytest.approx((0.5, 0.25))
+
+
+def test_a_composite_is_written_as_it_is_shown(
+    dock, viewer, slide_is_open, write_channels, answer, tmp_path, settled
+):
+    slide_is_open(write_channels(5)[0])
+    layer = next(each for each in viewer.layers if shown_composite(each) is not None)
+    show_composite(layer, replace(shown_composite(layer).showing([1, 4]), inverted=True))
+    choose(dock, region=WHOLE, level=0, kind=PNG)
+    assert "The channels are written as they are shown." in dock.notes.value
+    target = tmp_path / "out.png"
+    answer(target)
+    click(dock.export)
+    settled()
+    with Image.open(target) as image:
+        np.testing.assert_array_equal(image, layer.data[0][...])
 
 
 @pytest.mark.usefixtures("scanner_colours")

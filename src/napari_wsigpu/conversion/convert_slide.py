@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Compression, Region
     from napari_wsigpu.conversion.paths import PartialResult
     from napari_wsigpu.conversion.pixels import Segment
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.model.geometry import Mask
 
     Progress = Callable[[int, int], None]
@@ -103,6 +104,7 @@ def convert(
     z: int | None = None,
     t: int | None = None,
     lossless: bool = False,
+    composite: Composite | None = None,
     overwrite: bool = False,
     keep: bool = True,
     announce: Callable[[Forecast], None] | None = None,
@@ -163,6 +165,9 @@ def convert(
         note lists the converted ones.
     lossless : bool
         Compress the averages of copied JPEG tiles losslessly too.
+    composite : Composite, optional
+        In PNG, write the RGB image of several channels, see `Slide.composite`; a conversion to
+        sRGB does not apply to it.
     overwrite : bool
         Replace an existing target once the result is complete. A folder is replaced only if it
         contains nothing but an OME-Zarr that this function could have written.
@@ -228,6 +233,7 @@ def convert(
         z,
         t,
         lossless,
+        composite,
     )
     load([CHECKED_BY])
     threads = checked_number("workers", workers, 1, MOST_WORKERS) or os.cpu_count() or 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.model.composite import Composite
 
 Kind = Literal["tiff", "ome-tiff", "ome-zarr", "png"]
 Compression = Literal["raw", "jpeg", "deflate", "zstd", "lz4"]
@@ -62,6 +63,7 @@ class Options:
     z: int | None = None
     t: int | None = None
     lossless: bool = False
+    composite: Composite | None = None
 
     def __post_init__(self) -> None:
         allowed = COMPRESSIONS[self.kind]
@@ -84,6 +86,10 @@ class Options:
             raise ConversionError(
                 "quality applies to JPEG only; choose the compression 'jpeg' (TIFF and OME-TIFF) "
                 "or omit quality."
+            )
+        if self.composite is not None and self.kind != "png":
+            raise ConversionError(
+                "Only PNG files hold a composite; choose a target that ends in .png."
             )
         if self.lossless and self.compression == "jpeg":
             raise ConversionError("JPEG is not lossless; choose another compression.")

@@ -234,8 +234,10 @@ class _Walk:
         return min(height, bottom), min(width, right)
 
 
-def outline_mask(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Masking | None:
-    """Return a function that fills pixels outside an outline with background.
+def outline_mask(
+    slide: Slide, level: PyramidLevel, outline: Outline | None, blank: float | None = None
+) -> Masking | None:
+    """Return a function that fills pixels outside an outline with `blank`, or with background.
 
     The function takes pixels, and the row and column of the upper left pixel in the level. Without
     an outline, the result is None.
@@ -244,7 +246,7 @@ def outline_mask(slide: Slide, level: PyramidLevel, outline: Outline | None) -> 
         return None
     rings = [np.array(ring) for ring in outline]
     downsample = level.layout.downsample(slide.layout.levels[0])
-    background = slide.layout.background
+    background = slide.layout.background if blank is None else blank
 
     def masked(pixels: Array, top: int, left: int) -> Array:
         within = rings_mask(rings, Rect(top, left, *pixels.shape[:2]), downsample)

@@ -17,6 +17,7 @@ from napari_wsigpu.conversion.conversion_plan import window_of
 from napari_wsigpu.conversion.paths import check_path, partial_path
 from napari_wsigpu.conversion.pixels import outline_mask
 from napari_wsigpu.model.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.model.arrays import Array
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.slide.slide import Slide
 
@@ -37,9 +39,10 @@ HEADER = 33  # bytes of the signature and the IHDR chunk
 LARGEST_NUMBER = (1 << 31) - 1
 METER = 1
 RELATIVE_COLORIMETRIC = 1
+RGB, MOST = 3, 255  # samples of a composite, and their largest value
 
 
-def check_png(slide: Slide, size: tuple[int, int]) -> None:
+def check_png(slide: Slide, size: tuple[int, int], composite: Composite | None = None) -> None:
     """Check that a PNG file can hold a region of a slide.
 
     Parameters
@@ -48,6 +51,8 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
         The slide.
     size : tuple of int
         (width, height) of the region in pixels of its level.
+    composite : Composite, optional
+        Makes channels one RGB image, which PNG can hold.
 
     Raises
     ------
@@ -57,12 +62,12 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
         If the region is too large for most programs that read PNG.
     """
     image = slide.layout.levels[0]
-    if image.channels > 1 and not slide.layout.rgb:
+    if composite is None and image.channels > 1 and not slide.layout.rgb:
         raise UnsupportedSlideError(
             f"A PNG file holds RGB or one channel, but '{slide.path}' has {image.channels} "
             "channels that are not RGB; choose OME-TIFF or OME-Zarr."
         )
-    if image.dtype not in TYPES:
+    if composite is None and image.dtype not in TYPES:
         raise UnsupportedSlideError(
             f"PNG does not support the pixel type {image.dtype} of '{slide.path}'; choose "
             f"{'OME-TIFF' if image.dtype.name in OME_TYPES else 'TIFF'} or OME-Zarr."
@@ -95,7 +100,7 @@ def write_png(
     path : Path
         The file.
     options : Options
-        Level, region, outline and color space.
+        Level, region, outline, color space and composite.
     progress : callable, optional
         Called with (rows read, total rows).
     cancelled : threading.Event, optional
@@ -114,25 +119,32 @@ def write_png(
     OSError
         If the file cannot be written.
     """
-    work = partial_path(path)
-    array = slide.level_array(options.level, color=options.color)
+    work, composite = partial_path(path), options.composite
+    color = options.color if composite is None else "stored"
+    array = slide.level_array(options.level, color=color)
     level = next(level for level in slide.pyramid if level.number == options.level)
     window = window_of(slide, level, options.region)
-    check_png(slide, (window.width, window.height))
-    pixels = np.empty((window.height, window.width, array.shape[2]), array.dtype)
+    check_png(slide, (window.width, window.height), composite)
+    samples, dtype = (array.shape[2], array.dtype) if composite is None else (RGB, np.uint8)
+    pixels = np.empty((window.height, window.width, samples), dtype)
     columns = slice(window.left, window.left + window.width)
     progress = progress or (lambda done, total: None)
     for start in range(0, window.height, ROWS_AT_ONCE):
         progress(start, window.height)
         _check(cancelled)
         stop = min(start + ROWS_AT_ONCE, window.height)
-        pixels[start:stop] = array[window.top + start : window.top + stop, columns]
-    mask = outline_mask(slide, level, options.outline)
+        if composite is None:
+            pixels[start:stop] = array[window.top + start : window.top + stop, columns]
+        else:
+            rect = Rect(window.top + start, window.left, stop - start, window.width)
+            pixels[start:stop] = slide.composite_rect(options.level, rect, composite)
+    blank = None if composite is None else MOST * composite.inverted
+    mask = outline_mask(slide, level, options.outline, blank)
     if mask is not None:
         pixels = mask(pixels, window.top, window.left)
     progress(window.height, window.height)
     _check(cancelled)
-    data = _encoded(slide, pixels, level.layout, options.color)
+    data = _encoded(slide, pixels, level.layout, color, composite)
     _check(cancelled)
     try:
         work.unlink(missing_ok=True)
@@ -151,11 +163,15 @@ def _check(cancelled: Event | None) -> None:
         raise ConversionCancelledError
 
 
-def _encoded(slide: Slide, pixels: Array, level: LevelLayout, color: Color) -> bytes:
-    if level.encoding.white_is_zero:
+def _encoded(
+    slide: Slide, pixels: Array, level: LevelLayout, color: Color, composite: Composite | None
+) -> bytes:
+    if level.encoding.white_is_zero and composite is None:
         pixels = np.iinfo(pixels.dtype).max - pixels
     downsample = level.downsample(slide.layout.levels[0])
-    chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)
+    # Composites are made for screens.
+    colors = _colors(slide, color if composite is None else "srgb")
+    chunks = _resolution(slide.mpp, downsample) + colors
     load(["png_encode"])
     data = bytes(imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
     return data[:HEADER] + chunks + data[HEADER:]

@@ -984,6 +984,12 @@ class Slide:
             settings.check(self.path, len(self.channels))
         return composite_of(self.channels, self.channel_overview, channels, settings)
 
+    def composite_rect(self, number: int, rect: Rect, composite: Composite) -> NDArray[np.uint8]:
+        """Return a rectangle of a level of `pyramid` as RGB; errors as of `read_region`."""
+        settings = self.composite(settings=composite)
+        shown = self._channel_reader.region(number, Regions.one(rect), settings.visible)
+        return compose(shown, settings, (rect.height, rect.width))
+
     def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
         """Return a level of `pyramid` as a composite; the viewer may change `view.settings`."""
         source = CompositeSource(self.displayed, view, self._channel_reader, self.runtime.tiles)

@@ -13,12 +13,13 @@ from napari.layers import Shapes
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.conversion.coding import check_ome
 from napari_wsigpu.conversion.conversion_plan import window_of
-from napari_wsigpu.conversion.png import check_png
+from napari_wsigpu.conversion.png import RGB, check_png
 from napari_wsigpu.model.errors import RegionError, SlideError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import TIMES, extent, pixel_size
 from napari_wsigpu.viewer.annotations.annotation_layers import SLIDE
 from napari_wsigpu.viewer.annotations.shape_regions import shape_regions
+from napari_wsigpu.viewer.layers.slide_layers import shown_composite
 from napari_wsigpu.viewer.layers.stack_axes import shown_plane
 from napari_wsigpu.viewer.view.arrangement import active_slide, layers_of, slides_of
 from napari_wsigpu.viewer.view.region import drawn, seen, whole
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion import Conversion
+    from napari_wsigpu.model.composite import Composite
     from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.view.region import Region
 
@@ -103,6 +105,8 @@ class Plan(NamedTuple):
         Rings; pixels outside become background.
     plane : Mapping of str to int
         Indices "z" and "t" if the slide has several planes.
+    composite : Composite, optional
+        How channels become the RGB image of a PNG.
     """
 
     slide: Slide
@@ -113,6 +117,7 @@ class Plan(NamedTuple):
     number: int = 0
     outline: tuple[NDArray[np.float64], ...] | None = None
     plane: Mapping[str, int] = NO_PLANE
+    composite: Composite | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -126,7 +131,8 @@ class Plan(NamedTuple):
         """Size of the region's pixels at the level, without compression."""
         image = self.slide.layout.levels[0]
         width, height = self.size
-        return width * height * image.channels * image.dtype.itemsize
+        pixel = RGB if self.composite is not None else image.channels * image.dtype.itemsize
+        return width * height * pixel
 
     def check(self) -> None:
         """Check that the format can hold the region.
@@ -137,7 +143,7 @@ class Plan(NamedTuple):
             If it cannot.
         """
         if self.kind == Kind.PNG:
-            check_png(self.slide, self.size)
+            check_png(self.slide, self.size, self.composite)
         elif self.kind == Kind.OME_TIFF:
             check_ome(self.slide)
 
@@ -159,6 +165,7 @@ class Plan(NamedTuple):
             outline=self.outline,
             z=self.plane.get("z"),
             t=self.plane.get("t"),
+            composite=self.composite,
             overwrite=overwrite,
             keep=False,
             progress=progress,
@@ -231,12 +238,13 @@ class Choices:
         layer = active if active in layers else layers[0]
         choices = self.level, self.color, self.kind
         plane = shown_plane(viewer, layer, slide)
+        composite = shown_composite(layer) if self.kind == Kind.PNG else None
         if isinstance(self.region, Shapes) and self.files != Files.ONE:
             masked = self.files == Files.MASKED
             found = []
             for number, region, outline in shape_regions(viewer, self.region, layer, slide):
                 mask = outline if masked else None
-                found.append(Plan(slide, region, *choices, number, mask, plane))
+                found.append(Plan(slide, region, *choices, number, mask, plane, composite))
         else:
             if isinstance(self.region, Shapes):
                 region = drawn(viewer, self.region, layer, slide)
@@ -244,7 +252,7 @@ class Choices:
                 region = whole(slide)
             else:
                 region = seen(viewer, layer, slide)
-            found = [Plan(slide, region, *choices, plane=plane)]
+            found = [Plan(slide, region, *choices, plane=plane, composite=composite)]
         for plan in found:
             plan.check()
         return found
@@ -265,7 +273,11 @@ def announce(choices: Choices, viewer: Viewer, slide: Slide) -> Announcement:
         return Announcement("", str(error))
     region_notes = dict.fromkeys(note for plan in plans for note in plan.region.notes)
     plane = ", ".join(f"{axis} = {at}" for axis, at in plans[0].plane.items())
-    notes = [*([f"Only the plane {plane} is exported."] if plane else []), *region_notes]
+    notes = [
+        *(["The channels are written as they are shown."] if plans[0].composite else []),
+        *([f"Only the plane {plane} is exported."] if plane else []),
+        *region_notes,
+    ]
     return Announcement(summary(plans), " ".join(notes))
 
 
