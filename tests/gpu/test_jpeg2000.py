@@ -371,16 +371,29 @@ def test_headers_that_the_cpu_refuses_are_refused(marker, place, value, reason, 
 def test_any_main_header_is_a_form_or_refused(path):
     """No bytes raise an error or take long."""
     stream, chance = stream_of(1, path, style=TERMINATE_ALL, components=1), random.Random(1)
-    head = stream[: stream.index(b"\xff\x90") + 12]
+    main, head = stream.index(b"\xff\x90"), stream[: stream.index(b"\xff\x93") + 4]
+    accepted = 0
     for _ in range(3000):
         changed = bytearray(head)
         for _ in range(chance.choice((1, 1, 2, 5))):
-            changed[chance.randrange(2, len(head) - 12)] = chance.choice(
-                (0, 1, 255, chance.randrange(256))
-            )
+            changed[chance.randrange(2, main)] = chance.choice((0, 1, 255, chance.randrange(256)))
         found = form_of_stream(memoryview(bytes(changed)))
         if not isinstance(found, str):
+            accepted += 1
             assert found.geometry.coefficients <= 1 << 28
+            assert len(found.geometry.packets) > 1000 or listed_once(found)
+    assert accepted > 100
+
+
+def listed_once(form):
+    """Return whether the last packets list each code block once: threads wait for each."""
+    geometry = form.geometry
+    counts = np.zeros(len(geometry.blocks), int)
+    for first, count, layer in geometry.packets.tolist():
+        for band in geometry.bands[first : first + count]:
+            end = band["first"] + band["wide"] * band["high"]
+            counts[band["first"] : end] += layer == form.header.layers - 1
+    return (counts == 1).all()
 
 
 # Damaged streams
