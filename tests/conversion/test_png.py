@@ -16,6 +16,7 @@ from napari_wsigpu.model.errors import (
     ConversionError,
     RegionError,
     SlideError,
+    TileError,
     UnsupportedSlideError,
 )
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
@@ -136,6 +137,20 @@ def test_composite_of_channels(write, tmp_path, inverted):
             assert {*np.asarray(image)[-1, 0].tolist()} == {255 * inverted}
         with pytest.raises(ConversionError, match="Only PNG files hold a composite"):
             convert(slide, tmp_path / "roi.tif", composite=settings)
+
+
+def test_composite_of_a_damaged_slide_raises(write, tmp_path):
+    pixels = slides.picture(200, 300, 6, "uint16").transpose(2, 0, 1)
+    path = write(pixels, metadata={"axes": "CYX"}, photometric="minisblack", compression="zlib")
+    with open_slide(path, "cpu") as slide:
+        settings = slide.composite([0, 2])
+        place = int(slide.layout.levels[0].grid.offsets.reshape(-1)[0])
+    data = bytearray(path.read_bytes())
+    data[place : place + 40] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(TileError, match="level 0"):
+        convert(path, tmp_path / "roi.png", composite=settings)
+    assert not (tmp_path / "roi.png").exists()
 
 
 def test_too_large_region_raises(tmp_path, monkeypatch):

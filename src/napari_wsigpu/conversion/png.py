@@ -16,8 +16,10 @@ from napari_wsigpu.conversion.coding import OME_TYPES
 from napari_wsigpu.conversion.conversion_plan import window_of
 from napari_wsigpu.conversion.paths import check_path, partial_path
 from napari_wsigpu.conversion.pixels import outline_mask
+from napari_wsigpu.display.composite_source import RGB
 from napari_wsigpu.model.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +41,6 @@ HEADER = 33  # bytes of the signature and the IHDR chunk
 LARGEST_NUMBER = (1 << 31) - 1
 METER = 1
 RELATIVE_COLORIMETRIC = 1
-RGB, MOST = 3, 255  # samples of a composite, and their largest value
 
 
 def check_png(slide: Slide, size: tuple[int, int], composite: Composite | None = None) -> None:
@@ -120,8 +121,11 @@ def write_png(
         If the file cannot be written.
     """
     work, composite = partial_path(path), options.composite
-    color = options.color if composite is None else "stored"
-    array = slide.level_array(options.level, color=color)
+    if composite is not None:
+        composite = slide.composite(settings=composite)
+    # Composites are made for screens, and their channels are not converted.
+    color = options.color if composite is None else "srgb"
+    array = slide.level_array(options.level, color="stored" if composite else color)
     level = next(level for level in slide.pyramid if level.number == options.level)
     window = window_of(slide, level, options.region)
     check_png(slide, (window.width, window.height), composite)
@@ -136,15 +140,19 @@ def write_png(
         if composite is None:
             pixels[start:stop] = array[window.top + start : window.top + stop, columns]
         else:
-            rect = Rect(window.top + start, window.left, stop - start, window.width)
-            pixels[start:stop] = slide.composite_rect(options.level, rect, composite)
-    blank = None if composite is None else MOST * composite.inverted
+            band = Rect(window.top + start, window.left, stop - start, window.width)
+            region = Regions.one(band)
+            pixels[start:stop] = slide.composite_region(options.level, region, composite)
+    blank = None if composite is None else 255 * composite.inverted
     mask = outline_mask(slide, level, options.outline, blank)
     if mask is not None:
         pixels = mask(pixels, window.top, window.left)
     progress(window.height, window.height)
     _check(cancelled)
-    data = _encoded(slide, pixels, level.layout, color, composite)
+    # Composites are bright where their channels are, whatever 0 means in these.
+    if composite is None and level.layout.encoding.white_is_zero:
+        pixels = np.iinfo(pixels.dtype).max - pixels
+    data = _encoded(slide, pixels, level.layout, color)
     _check(cancelled)
     try:
         work.unlink(missing_ok=True)
@@ -163,15 +171,9 @@ def _check(cancelled: Event | None) -> None:
         raise ConversionCancelledError
 
 
-def _encoded(
-    slide: Slide, pixels: Array, level: LevelLayout, color: Color, composite: Composite | None
-) -> bytes:
-    if level.encoding.white_is_zero and composite is None:
-        pixels = np.iinfo(pixels.dtype).max - pixels
+def _encoded(slide: Slide, pixels: Array, level: LevelLayout, color: Color) -> bytes:
     downsample = level.downsample(slide.layout.levels[0])
-    # Composites are made for screens.
-    colors = _colors(slide, color if composite is None else "srgb")
-    chunks = _resolution(slide.mpp, downsample) + colors
+    chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)
     load(["png_encode"])
     data = bytes(imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
     return data[:HEADER] + chunks + data[HEADER:]

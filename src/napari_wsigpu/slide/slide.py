@@ -984,11 +984,14 @@ class Slide:
             settings.check(self.path, len(self.channels))
         return composite_of(self.channels, self.channel_overview, channels, settings)
 
-    def composite_rect(self, number: int, rect: Rect, composite: Composite) -> NDArray[np.uint8]:
-        """Return a rectangle of a level of `pyramid` as RGB; errors as of `read_region`."""
-        settings = self.composite(settings=composite)
-        shown = self._channel_reader.region(number, Regions.one(rect), settings.visible)
-        return compose(shown, settings, (rect.height, rect.width))
+    def composite_region(
+        self, number: int, regions: Regions, settings: Composite
+    ) -> NDArray[np.uint8]:
+        """Return a region of a level of `pyramid` as RGB, with settings from `composite`."""
+        # Not tolerant as for displays: a damaged tile raises an error.
+        options = ReadOptions(keep="recurring")
+        shown = self._channel_reader.region(number, regions, settings.visible, options)
+        return compose(shown, settings, regions.shapes[0])
 
     def composite_level(self, index: int, view: CompositeView) -> CompositeLevel:
         """Return a level of `pyramid` as a composite; the viewer may change `view.settings`."""
@@ -1012,9 +1015,7 @@ class Slide:
         if mpp is None:
             number = self._check_level(level)
             regions = regions_of([location], size, self.level_downsamples[number])
-            options = ReadOptions(keep="recurring")
-            shown = self._channel_reader.region(number, regions, settings.visible, options)
-            return compose(shown, settings, regions.shapes[0])
+            return self.composite_region(number, regions, settings)
         pixels = self._read_planned(location, size, level, mpp=mpp)
         shown = [pixels[..., channel] for channel in settings.visible]
         return compose(shown, settings, pixels.shape[:2])

@@ -13,7 +13,8 @@ from napari.layers import Shapes
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.conversion.coding import check_ome
 from napari_wsigpu.conversion.conversion_plan import window_of
-from napari_wsigpu.conversion.png import RGB, check_png
+from napari_wsigpu.conversion.png import check_png
+from napari_wsigpu.display.composite_source import RGB
 from napari_wsigpu.model.errors import RegionError, SlideError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.slide.facts import TIMES, extent, pixel_size
