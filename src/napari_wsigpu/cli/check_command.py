@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.conversion.progress_bar import ProgressBar, print_status
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.printable import printable
-from napari_wsigpu.slide.facts import file_report
+from napari_wsigpu.slide.facts import masked_problems
 from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _run(options: Namespace) -> int:
     for path in options.slide:
         bar = ProgressBar() if sys.stderr.isatty() else None
         try:
-            found = _check(path, options.device, bar)
+            found, problems = _check(path, options.device, bar)
         except SlideError as error:
             print_status(bar, str(error))
             status = 1
@@ -57,15 +57,16 @@ def _run(options: Namespace) -> int:
             raise
         if bar is not None:
             bar.clear()
-        print(_as_json(path, *found) if options.json else _as_text(path, *found))
-        status |= bool(found[0].damaged)
+        shown = _as_json if options.json else _as_text
+        print(shown(path, found, problems))
+        status |= bool(found.damaged)
     return status
 
 
 def _check(path: str, device: str, bar: ProgressBar | None) -> tuple[TileCheck, list[str]]:
     """Return what the tiles are like, and the problems of the file."""
     with open_slide(path, device) as slide:
-        return slide.check_tiles(bar), file_report(slide, private=False).problems
+        return slide.check_tiles(bar), masked_problems(slide)
 
 
 def _as_text(path: str, found: TileCheck, problems: list[str]) -> str:

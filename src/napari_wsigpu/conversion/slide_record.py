@@ -10,6 +10,7 @@ from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.formats.wsigpu import VERSION, region_of
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.privacy import MASK, PRIVATE_IMAGES, Screen
+from napari_wsigpu.slide.facts import masked_problems
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,9 +163,7 @@ def conversion_notes(
     others = slide.layout.other_planes + 1 - (total - missing)
     if others > 0:
         notes.append(f"{others} further plane(s) cannot be read and are not converted.")
-    problems = list(slide.layout.problems)
-    if not options.private and problems:
-        problems = Screen(slide.metadata, slide.path).sentences(problems)
+    problems = list(slide.layout.problems) if options.private else masked_problems(slide)
     return notes + problems
 
 

@@ -98,6 +98,12 @@ def _planes(planes: Planes) -> str:
     return "; ".join(found)
 
 
+def masked_problems(slide: Slide) -> list[str]:
+    """Return a file's problems without private data."""
+    problems = slide.layout.problems
+    return Screen(slide.metadata, slide.path).sentences(problems) if problems else []
+
+
 def file_report(slide: Slide, *, private: bool) -> FileReport:
     """Return a file's metadata, channels and problems.
 
