@@ -337,8 +337,7 @@ def measure(path: str, route: Route, number: int) -> float | None:
                 for row, column in np.argwhere(stored).tolist()
             ]
             chosen = random.Random(0)
-            most = max(1, min(MEASURED_TILES, MEASURED_BYTES // level.tile_bytes))
-            count = min(most, len(corners))
+            count = max(1, min(MEASURED_TILES, MEASURED_BYTES // level.tile_bytes, len(corners)))
 
             def read() -> float:
                 # Each tile once: a read decodes it only once.

@@ -146,7 +146,7 @@ __device__ void invert_patch(const Lift &lift, const T *bands, const T *lows, in
     const int stride = PATCH_WIDTH + 2 * REACH + 1;
     const int columns = min(PATCH_WIDTH, lift.left + lift.width - left);
     const int rows = min(PATCH_HEIGHT, lift.upper + lift.height - upper) + 2 * REACH;
-    const int lanes = min(32, (int)blockDim.x), warps = blockDim.x / lanes;
+    const int lanes = warp_size(), warps = blockDim.x / lanes;
     // Even, so the rows of a thread are all low-pass or all high-pass: mirroring keeps that, too.
     const int step = max(2, warps);
     for (int i = threadIdx.x % lanes; i < columns + 2 * REACH; i += lanes) {
