@@ -8,6 +8,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.display.device_picture import AvailableDeviceTiles, DevicePicture
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.reading.plan import Cancellation, CancelledError
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,17 @@ def test_tiles_that_went_while_others_were_decoded_are_missing(source):
     assert asked == [keys[8:], keys[:8]]
     assert not picture.missing
     np.testing.assert_array_equal(pixels, np.asarray(slide.level_array(0))[:1024, :1024])
+
+
+def test_a_cancelled_read_is_not_an_error_of_the_device(source):
+    slide, found = source
+    _, _, keys = corner_of(slide, found)
+    cancellation = Cancellation()
+    cancellation.cancel()
+    places = [(key.row, key.column) for key in keys]
+    with pytest.raises(CancelledError):
+        slide._reader.read_tiles(keys[0].image, places, None, cancellation)
+    assert slide.device == "cuda"
 
 
 def test_tiles_that_go_again_and_again_stay_missing_and_wanted(source):

@@ -18,6 +18,7 @@ from napari_wsigpu.gpu.transfer.device_tiles import Reserved
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
+from napari_wsigpu.reading.plan import CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -180,7 +181,7 @@ class DeviceBackend:
                         self.tiles.unpin(reserved)
         except MemoryError:
             return None
-        except SlideError:
+        except (SlideError, CancelledError):
             raise
         except Exception as error:  # exceptions of CUDA and CuPy have no common base
             raise device_error(self.device.name, error) from error
