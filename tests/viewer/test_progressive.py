@@ -224,6 +224,30 @@ def test_new_view_cancels_requests_of_the_old_one(viewer, gate):
     assert slide.stats()["display"]["queue"] < before
 
 
+def test_only_a_view_that_moves_on_requests_the_tiles_ahead(viewer, monkeypatch):
+    """Where a view jumps to, its own tiles come first, and no direction is likelier."""
+    monkeypatch.setattr(progressive, "IDLE_MS", 100_000)
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 600, 700, 2)
+    napari_wsigpu.wait(layer, 30)
+    requested = []
+    request = layer.data[0].slide.runtime.fetcher.request
+    monkeypatch.setattr(
+        layer.data[0].slide.runtime.fetcher,
+        "request",
+        lambda display, keys, ahead=(), **named: (
+            requested.append(len(ahead)) or request(display, keys, ahead, **named)
+        ),
+    )
+    look_at(viewer, layer, 4200, 5400, 2)
+    napari_wsigpu.wait(layer, 30)
+    assert requested
+    assert not any(requested)
+    look_at(viewer, layer, 4200, 5200, 2)
+    napari_wsigpu.wait(layer, 30)
+    assert any(requested)
+
+
 @asynchronous
 def test_layers_of_channels_share_their_tiles(viewer, slicing, write_channels):
     path, pixels, _ = write_channels(3)

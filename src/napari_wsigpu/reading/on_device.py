@@ -243,9 +243,10 @@ class TilesOnDevice(DrawableTiles):
         else:
             self.decode([number], places)
         absent = self._absent(number, places)
-        absent -= self._failed(number, absent)
-        if absent:
-            self._send(number, self._read_to_host(number, sorted(absent)))
+        failed = self._failed(number, absent)
+        if absent == failed:
+            return failed
+        self._send(number, self._read_to_host(number, sorted(absent - failed)))
         return self._failed(number, self._absent(number, places))
 
     def decode(self, numbers: Sequence[int], places: Sequence[Tile]) -> None:

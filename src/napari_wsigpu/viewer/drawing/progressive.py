@@ -723,8 +723,8 @@ def _same(levels: Sequence[object], others: Sequence[object]) -> bool:
 
 
 def _motion(last: View | None, view: View) -> tuple[float, float]:
-    """Return how far a view moved, (down, right) in pixels; zeros if the level changed."""
-    if last is None or last.level != view.level:
+    """Return how far a view moved, (down, right) in pixels; zeros if it shows another place."""
+    if last is None or last.level != view.level or last.rect.intersection(view.rect) is None:
         return 0.0, 0.0
     (y, x), (last_y, last_x) = view.rect.center, last.rect.center
     return y - last_y, x - last_x
