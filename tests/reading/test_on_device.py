@@ -206,6 +206,27 @@ def test_tiles_that_fail_are_hatched(path, host_gpu, tmp_path):
         np.testing.assert_array_equal(drawn[256:], exact[256:])
 
 
+def test_tiles_that_the_file_lacks_are_background(path, host_gpu, tmp_path):
+    sparse = tmp_path / "sparse.tif"
+    sparse.write_bytes(path.read_bytes())
+    with tifffile.TiffFile(sparse, mode="r+b") as file:
+        for name in ("TileOffsets", "TileByteCounts"):
+            tag = file.pages[0].tags[name]
+            tag.overwrite(
+                [0 if index in (0, 3, 12) else each for index, each in enumerate(tag.value)]
+            )
+    with open_slide(sparse, device="cuda") as slide, open_slide(sparse, device="cpu") as other:
+        found = slide.displayed_on_device()
+        picture = picture_of(slide, found)
+        view = View(0, Rect.between(0, 1024, 0, 1024))
+        picture.compose(view)
+        assert len(picture.missing) == 13
+        picture.add(found.read_tiles(keys_of(picture)))
+        drawn = np.asarray(picture.compose(view).pixels)
+        np.testing.assert_array_equal(drawn, np.asarray(other.level_array(0))[:1024, :1024])
+        assert (drawn[:256, :256] == found.background("stored")).all()
+
+
 def test_slides_that_go_give_their_tiles_back(path, host_gpu):
     for _ in range(3):
         with open_slide(path, device="cuda") as slide:

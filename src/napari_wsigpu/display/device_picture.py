@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,9 +86,16 @@ class AvailableDeviceTiles(AvailableTiles):
         """Return the unavailable tiles of a block, and its tiles with nothing to decode."""
         tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
         here = self.on_device.decoded(self.numbers[level], tiles)
-        others = {(row, column) for row, column in tiles[~here].tolist()}
-        blank = {tile for tile in others if self.is_blank(level, *tile)}
-        return others - blank, blank
+        image, tiles = self.levels[level], tiles[~here]
+        others = [(row, column) for row, column in tiles.tolist()]
+        if image.parts or self.failed:
+            blank = {tile for tile in others if self.is_blank(level, *tile)}
+        elif image.missing == "background":  # the same for all tiles at once
+            sizes = image.grid.byte_counts[:, *tiles.T].sum(axis=0)
+            blank = {*compress(others, sizes == 0)}
+        else:
+            blank = set()
+        return {*others} - blank, blank
 
 
 @dataclass(eq=False)
