@@ -1,6 +1,7 @@
 """Time a real window that shows many channels: one composite, and napari's layer per channel.
 
-Usage: ``python -m benchmarks.channels [--channels 40 --side 16384 --visible 8 40 --json FILE]``
+Usage: ``python -m benchmarks.channels [--channels 40 --side 16384 --visible 8 40 --json FILE]``;
+add ``--device cuda --canvas 3700x1900 --modes ours`` for a GPU and a screen of 3840 x 2160 pixels.
 
 Each mode runs in its own process. In ``ours`` the plugin opens the slide as one layer; in
 ``layers`` its channels are added as separate layers, which napari slices and blends. A movement is
@@ -32,7 +33,16 @@ from qtpy.QtWidgets import QDockWidget
 from benchmarks.common import SLIDES, write_json
 from benchmarks.displaying import Canvas, Clock, Truth
 from benchmarks.patches import loop_ms
-from benchmarks.stage import SCREEN, ensure_display, fit_canvas, open_viewer, run_part, settle
+from benchmarks.stage import (
+    CANVAS,
+    LARGE_SCREEN,
+    ensure_display,
+    fit_canvas,
+    open_viewer,
+    run_part,
+    settle,
+    size_of,
+)
 from benchmarks.walking import Pose, go_to
 from napari_wsigpu import open_slide
 from napari_wsigpu.cli.bench import output_file, print_table
@@ -134,7 +144,7 @@ class ComposedTruth(Truth):
 class Window:
     """One viewer with one slide of many channels."""
 
-    def __init__(self, mode: str, path: Path) -> None:
+    def __init__(self, mode: str, path: Path, device: str, size: tuple[int, int]) -> None:
         self.clock, self.mode = Clock(), mode
         self.viewer = open_viewer()
         begin = time.perf_counter()
@@ -151,12 +161,13 @@ class Window:
         shown = slide_of(self.layers[0])
         assert shown is not None
         self.slide = shown
+        self.slide.device = device
         self._pose = Pose(1.0, 0.0, 0.0)
         settle(1)
         for dock in self.viewer.window._qt_window.findChildren(QDockWidget):
             dock.hide()
         self.viewer.canvas.overlays.scale_bar.visible = False
-        fit_canvas(self.viewer)
+        fit_canvas(self.viewer, size)
         for layer in self.layers:
             layer.interpolation2d = "nearest"
         self.canvas = Canvas(self.viewer, self.clock)
@@ -241,7 +252,7 @@ def jumps(slide: Slide, seed: int) -> Iterator[Pose]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Time one mode in this process."""
-    window = Window(args.mode, args.slide)
+    window = Window(args.mode, args.slide, args.device, args.canvas)
     figures: dict[str, Any] = {"mode": args.mode, "open_ms": window.opening * 1e3}
     for visible in args.visible:
         window.show(visible)
@@ -276,6 +287,8 @@ def main() -> int:
     parser.add_argument("--visible", type=int, nargs="+", default=[8, 40])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--canvas", type=size_of, default=CANVAS, metavar="WIDTHxHEIGHT")
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are kept")
     parser.add_argument("--json", type=output_file, help="write all figures to this file")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
@@ -284,7 +297,7 @@ def main() -> int:
     if args.mode:
         args.json.write_text(json.dumps(measure(args)), "utf-8")
         return 0
-    ensure_display(SCREEN)
+    ensure_display(LARGE_SCREEN)
     slide = args.folder / f"channels-{args.channels}-{args.side}.ome.tif"
     if not slide.exists():
         args.folder.mkdir(parents=True, exist_ok=True)
@@ -295,7 +308,9 @@ def main() -> int:
             result = Path(folder) / "part.json"
             words: list[Any] = ["--mode", mode, "--slide", slide, "--json", result]
             words += ["--repeats", args.repeats, "--visible", *args.visible]
-            run_part("benchmarks.channels", [str(word) for word in words], 900)
+            words += ["--device", args.device, "--canvas", "x".join(map(str, args.canvas))]
+            on_gpu = args.device != "cpu"
+            run_part("benchmarks.channels", [str(word) for word in words], 900, gpu=on_gpu)
             runs.append(json.loads(result.read_text("utf-8")))
     medians = [
         {"mode": run["mode"], "visible": visible, "open_ms": run["open_ms"]}
@@ -310,7 +325,8 @@ def main() -> int:
     ]
     columns = ["mode", "visible", "open", "first", "exact", "contrast", "decoded", "never"]
     print_table("A window of many channels, ms", columns, rows)
-    write_json(args.json, {"slide": slide.name, "medians": medians, "runs": runs})
+    setup = {"slide": slide.name, "device": args.device, "canvas": args.canvas}
+    write_json(args.json, {**setup, "medians": medians, "runs": runs})
     return 0
 
 

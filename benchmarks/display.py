@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import SLIDES, ensure_slide, write_json
-from benchmarks.stage import ensure_display, run_part
+from benchmarks.stage import LARGE_SCREEN, ensure_display, run_part, size_of
 from napari_wsigpu.cli.bench import output_file, print_table
 from napari_wsigpu.cli.doctor import find_driver
 
@@ -28,7 +28,6 @@ MODES = ("ours", "blocking", "empty")
 PART = "benchmarks.displaying"
 SIDE = 65536
 STARTING_SECONDS = 120
-SCREEN = "3840x2160x24"
 SHARES = (50, 95)
 # Figures of a series that are joined over rounds, and the columns of its table.
 TIMES = ("first_ms", "exact_ms", "slice_ms", "draw_ms")
@@ -46,7 +45,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--devices", nargs="+", help="by default cpu, and cuda where it is")
     parser.add_argument(
-        "--windows", nargs="+", type=_size, default=[(1920, 1200)], metavar="WIDTHxHEIGHT"
+        "--windows", nargs="+", type=size_of, default=[(1920, 1200)], metavar="WIDTHxHEIGHT"
     )
     parser.add_argument("--zooms", nargs="+", type=float, default=[1.0, 0.4])
     parser.add_argument("--series", nargs="+", help="by default all: jump, pan ...")
@@ -60,7 +59,7 @@ def main() -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run all processes and print tables; return 1 if a frame is wrong or never exact."""
-    ensure_display(SCREEN)
+    ensure_display(LARGE_SCREEN)
     slide = args.slide or ensure_slide(args.folder, args.side, "jpeg")
     devices = args.devices or (["cpu", "cuda"] if find_driver().devices else ["cpu"])
     runs: list[Figures] = []
@@ -167,13 +166,6 @@ def report(tables: list[Figures]) -> None:
             if "frames_per_s" in row
         ]
         print_table("free pan", ["series", "mode", "frames/s", "exact %", "host MB"], panned)
-
-
-def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text} is not like 1920x1200")
-    return int(width), int(height)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CANVAS = (1200, 950)
-SCREEN = "2000x1300x24"
+SCREEN, LARGE_SCREEN = "2000x1300x24", "3840x2160x24"
 BACKGROUND = "magenta"
 STEP_MS = 16
 
@@ -95,6 +96,14 @@ class SlowDecoder:
         return self._decode(*arguments)
 
 
+def size_of(text: str) -> tuple[int, int]:
+    """Return the width and height in an argument of a command line."""
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text} is not like 1920x1200")
+    return int(width), int(height)
+
+
 def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
     """Open napari with a background colour that no slide has.
 
@@ -111,15 +120,15 @@ def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
     return viewer
 
 
-def fit_canvas(viewer: Viewer) -> None:
-    """Resize the window until the canvas has the size `CANVAS`."""
+def fit_canvas(viewer: Viewer, size: tuple[int, int] = CANVAS) -> None:
+    """Resize the window until the canvas has a size."""
     window = viewer.window._qt_window
     for _ in range(5):
         settle(0.3)
         width, height = scene_canvas(viewer).size
-        if (width, height) == CANVAS:
+        if (width, height) == size:
             return
-        window.resize(window.width() + CANVAS[0] - width, window.height() + CANVAS[1] - height)
+        window.resize(window.width() + size[0] - width, window.height() + size[1] - height)
     raise RuntimeError(f"The canvas is {width} x {height}; a larger screen is needed.")
 
 
