@@ -791,6 +791,23 @@ def test_invalid_offsets_in_jpeg_xr_are_refused(tmp_path, place, value):
         slide.read_region((0, 0), (48, 32))
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("end", [b"", b"\0", b"\xff\xd9"])
+def test_a_long_run_of_fill_bytes_in_jpeg_takes_no_time(tmp_path, bits, end):
+    """Such as erased flash memory; looking for a marker from each of them would take hours."""
+    pixels = slides.picture(32, 48, 1, f"uint{bits}")
+    options = {"lossless": True, "bitspersample": 16} if bits == 16 else {}
+    data = imagecodecs.jpeg8_encode(pixels[..., 0], **options)
+    data = data[: data.index(b"\xff\xda") + 20] + b"\xff" * 1_000_000 + end
+    path = tmp_path / "a.tif"
+    page = tiffbytes.page(pixels, lambda _: data, compression=7, photometric=1)
+    tiffbytes.write(path, [page])
+    begin = time.monotonic()
+    with open_slide(path) as slide, contextlib.suppress(TileError):
+        slide.read_region((0, 0), (48, 32))
+    assert time.monotonic() - begin < 20
+
+
 def test_invalid_lerc_is_not_decompressed(tmp_path):
     """imagecodecs itself does that with data that starts like zlib or Zstandard."""
     path = tmp_path / "a.tif"

@@ -41,9 +41,10 @@ SEQUENTIAL = (0xC0, 0xC1)
 RESTARTS = range(0xD0, 0xD8)
 RESTART_MARKERS = frozenset(bytes((0xFF, code)) for code in RESTARTS)
 WITHOUT_SEGMENT = {0, 1, *RESTARTS}
-# Fill bytes may precede a marker (B.1.1.2); in a scan, 0xFF 0x00 encodes a byte of data.
-MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
-SCAN_MARKER = re.compile(rb"\xff+([^\0\xff])", re.DOTALL)
+# Fill bytes may precede a marker (B.1.1.2). The patterns match the last of them only: one for all
+# would start again at each byte of a long run. In a scan, 0xFF 0x00 is a byte of data.
+MARKER = re.compile(rb"\xff([^\xff])", re.DOTALL)
+SCAN_MARKER = re.compile(rb"\xff([^\0\xff])", re.DOTALL)
 TRUNCATED = "its JPEG data is truncated"  # messages of native/jpeg_markers.h too
 DAMAGED_SEGMENT = "its JPEG has a damaged segment"
 FIRST_SEGMENT, WITHOUT_LENGTH = 0xC0, {*range(0xD0, 0xDA), 0xFF}
