@@ -791,6 +791,36 @@ def test_invalid_offsets_in_jpeg_xr_are_refused(tmp_path, place, value):
         slide.read_region((0, 0), (48, 32))
 
 
+@pytest.mark.parametrize("cut", [1, 100, 900])
+def test_truncated_jpeg_xr_is_refused(tmp_path, cut):
+    """The decoder itself returns pixels for the missing bytes."""
+    data = imagecodecs.jpegxr_encode(slides.picture(32, 48, 3), level=1.0)
+    assert len(data) > 1000
+    path = tmp_path / "a.tif"
+    page = tiffbytes.page(slides.picture(32, 48), lambda _: data[:-cut], compression=22610)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match="damaged or truncated"):
+        slide.read_region((0, 0), (48, 32))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: data[:-5], "truncated"),
+        (lambda data: data[:400], "truncated"),
+        (lambda data: data[:300] + b"\xff" * 50 + data[350:], "damaged"),
+    ],
+)
+def test_damaged_png_is_refused_without_a_word_from_its_library(tmp_path, capfd, damage, reason):
+    data = damage(imagecodecs.png_encode(slides.picture(32, 48)))
+    path = tmp_path / "a.tif"
+    page = tiffbytes.page(slides.picture(32, 48), lambda _: data, compression=34933)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match=f"PNG data is {reason}"):
+        slide.read_region((0, 0), (48, 32))
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("end", [b"", b"\0", b"\xff\xd9"])
 def test_a_long_run_of_fill_bytes_in_jpeg_takes_no_time(tmp_path, bits, end):

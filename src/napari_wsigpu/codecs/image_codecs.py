@@ -6,6 +6,7 @@ Each function is a `codecs.compressions.Decode`.
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Literal
 
 import imagecodecs
@@ -18,7 +19,11 @@ from napari_wsigpu.codecs.jpeg2000 import may_be_ycbcr, ycbcr_to_rgb
 LERC_WRAPPINGS = {1: "deflate_decode", 2: "zstd_decode"}
 LERC_SIGNATURES = b"Lerc2 ", b"CntZImage "
 RLE_HEADER = 64
-MAX_JPEGXR_TAGS, JPEGXR_IMAGE = 64, 0xBCC0
+PNG_SIGNATURE = 8  # bytes
+MAX_JPEGXR_TAGS = 64
+# Tags of JPEG XR (T.832, annex A.7): offsets and sizes of the image and of its alpha channel.
+JPEGXR_OFFSETS, JPEGXR_SIZES = (0xBCC0, 0xBCC2), (0xBCC1, 0xBCC3)
+TIFF_SHORT = 3
 # Bytes of a value, by the number of its type.
 JPEGXR_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 
@@ -84,12 +89,15 @@ def decode_jpegxl(data: Data, encoding: Encoding, plane: int, out: Array) -> Non
 def decode_jpegxr(data: Data, encoding: Encoding, plane: int, out: Array) -> None:
     """Decode JPEG XR."""
     if not _is_jpegxr(data):
-        raise ValueError("its JPEG XR data is damaged")
+        raise ValueError("its JPEG XR data is damaged or truncated")
     _decode_checked(imagecodecs.jpegxr_decode, data, out)
 
 
 def _is_jpegxr(data: Data) -> bool:
-    """Whether all offsets in a JPEG XR directory are valid; jxrlib does not check them."""
+    """Whether all offsets and sizes in a JPEG XR directory are valid, which jxrlib does not check.
+
+    It decodes a truncated image without an error.
+    """
     size = len(data)
     if size < 8 or bytes(data[:3]) != b"II\xbc":
         return False
@@ -99,20 +107,38 @@ def _is_jpegxr(data: Data) -> bool:
     [count] = struct.unpack_from("<H", data, directory)
     if not 0 < count <= MAX_JPEGXR_TAGS or directory + 2 + 12 * count > size:
         return False
+    values: dict[int, int] = {}
     for entry in range(directory + 2, directory + 2 + 12 * count, 12):
         tag, kind, length, value = struct.unpack_from("<HHII", data, entry)
         value_bytes = length * JPEGXR_BYTES.get(kind, size + 1)
         if value_bytes > 4 and not 0 < value <= size - value_bytes:
             return False
-        if tag == JPEGXR_IMAGE and not 0 < value < size:
-            return False
-    return True
+        values[tag] = value & 0xFFFF if kind == TIFF_SHORT else value
+    return all(
+        0 < values[start] < size and values[start] + values.get(length, 0) <= size
+        for start, length in zip(JPEGXR_OFFSETS, JPEGXR_SIZES, strict=True)
+        if start in values
+    )
 
 
 def decode_png(data: Data, encoding: Encoding, plane: int, out: Array) -> None:
     """Decode PNG."""
     _check_size(data[16:24], "big", out)
+    _check_png(data)
     out[...] = _with_channels(imagecodecs.png_decode(data), out)
+
+
+def _check_png(data: Data) -> None:
+    """Check the chunks of a PNG: if one is damaged, libpng prints a line and leaks memory."""
+    at, kind = PNG_SIGNATURE, b""
+    while kind != b"IEND":
+        size, kind = int.from_bytes(bytes(data[at : at + 4]), "big"), bytes(data[at + 4 : at + 8])
+        end = at + 8 + size
+        if end + 4 > len(data):
+            raise ValueError("its PNG data is truncated")
+        if zlib.crc32(data[at + 4 : end]) != int.from_bytes(bytes(data[end : end + 4]), "big"):
+            raise ValueError("its PNG data is damaged")
+        at = end + 4
 
 
 def decode_bmp(data: Data, encoding: Encoding, plane: int, out: Array) -> None:
