@@ -27,6 +27,10 @@ def raised(function):
         (lambda: struct.unpack("I", b""), "a tag ends too early"),
         (lambda: len(5), "a value has an unexpected type"),
         (lambda: None.name, "a value has an unexpected type"),
+        (lambda: bool(np.zeros(2)), "a value has an unexpected type"),
+        (lambda: int("b"), "a value has an unexpected type"),
+        (lambda: float("b"), "a value has an unexpected type"),
+        (lambda: np.array([[1], [1, 2]]), "a value has an unexpected type"),
         (lambda: np.int8(300), "a number is too large"),
     ],
 )

@@ -273,7 +273,7 @@ def _decode_bits(unpack: Unpack, data: Data, bits: int, views: Sequence[Array]) 
                 unpacked = unpacked.reshape(len(unpacked), -1, bits)[:, : pixels.shape[1]]
                 pixels[band, :, 0] = unpacked @ weights
             return pixels
-    raise ValueError(f"it has {len(raw)} bytes instead of {len(views[0]) * rows[0]}")
+    raise ValueError(f"it decodes to {len(raw)} instead of {len(views[0]) * rows[0]} bytes")
 
 
 def _bands(height: int, width: int) -> Iterator[slice]:
@@ -290,4 +290,4 @@ def _view_of(size: int, views: Sequence[Array]) -> Array:
     for pixels in views:
         if pixels.nbytes == size or (pixels.nbytes < size and pixels.shape[1] == views[0].shape[1]):
             return pixels
-    raise ValueError(f"it has {size} bytes instead of {views[0].nbytes}")
+    raise ValueError(f"it decodes to {size} instead of {views[0].nbytes} bytes")

@@ -8,6 +8,10 @@ import struct
 from napari_wsigpu.model.errors import shortened
 
 MISSING = re.compile(r"Data[Ss]et' object has no attribute '(\w+)'$")
+# Messages of Python's and NumPy's own ValueErrors.
+VALUE = re.compile(
+    "The truth value of|invalid literal for|could not convert string|setting an array"
+)
 BUILT_IN: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
     (struct.error, "a tag ends too early"),
     (ZeroDivisionError, "a size is 0"),
@@ -46,6 +50,8 @@ def parser_reason(error: Exception) -> str:
         if isinstance(error, kinds):
             return meaning
     first_line = str(error).partition("\n")[0].rstrip(".")
+    if VALUE.match(first_line):
+        return "a value has an unexpected type"
     return shortened(first_line) or "its structure is invalid"
 
 

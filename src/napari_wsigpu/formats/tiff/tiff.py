@@ -877,9 +877,12 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         or dtype.kind not in "iuf"
         or (bits != 8 * dtype.itemsize and not is_of_images(page.compression))
     ):
+        known = isinstance(bits, int) and isinstance(page.samplesperpixel, int)
+        pixels = f"{page.samplesperpixel} x {bits} bits per pixel" if known else "unequal samples"
+        kind = "complex numbers" if dtype is not None and dtype.kind == "c" else pixels
         raise NotASlideError(
-            f"'{path}' has {bits}-bit samples (sample format {int(page.sampleformat)}), "
-            "which can't be decoded; convert it to 8-, 16- or 32-bit samples."
+            f"'{path}' has {kind} (sample format {int(page.sampleformat)}), which can't be decoded;"
+            " convert it to integers or floats of 8, 16 or 32 bits."
         )
 
 
