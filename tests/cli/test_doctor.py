@@ -16,7 +16,7 @@ from napari_wsigpu.cli import doctor, main, probes
 from napari_wsigpu.cli.doctor import HARDWARE, JPEG2000, Device, Driver, Finding, Report, Route
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
-from tests.writers import leica, ndpi, slides
+from tests.writers import leica, ndpi, slides, tiffbytes
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 BY_GPU = "NVIDIA GPU"
@@ -189,7 +189,8 @@ def say(capsys):
         said = capsys.readouterr()
         assert bool(said.err) is bool(status)
         lines = said.out.splitlines()
-        return lines if rates else [line for line in lines if ", pixels exact" not in line]
+        measured = ", pixels exact", "    not measured: "
+        return lines if rates else [line for line in lines if not any(x in line for x in measured)]
 
     return run
 
@@ -630,10 +631,16 @@ def test_rates_are_measured_and_exactness_is_stated(monkeypatch, say, tmp_path):
     assert rest == "gigapixels per second, pixels exact"
     routes = doctor.find_routes(GPU, WORKING_CUPY, WORKING_CODEC)
     monkeypatch.setattr(doctor, "diagnose", lambda: Report((), GPU, (), routes))
-    assert say(path, rates=True)[-1] == (
-        "    not measured (tiles damaged, on a server, or decoded otherwise), "
-        "pixels exact if lossless, else within 1"
-    )
+    line = say(path, rates=True)[-1]
+    assert line.startswith("    not measured: 'cuda:0' can't be used because this machine has no")
+
+
+def test_rates_of_damaged_slides_say_what_is_damaged(say, tmp_path):
+    path = tmp_path / "slide.tif"
+    pixels = slides.picture(100, 150)
+    tiffbytes.write(path, [tiffbytes.page(pixels, lambda _: b"no deflate", compression=8)])
+    line = say(path, rates=True)[-1]
+    assert line.startswith("    not measured: The tile at level 0, row 0, column 0 of")
 
 
 def test_rates_count_no_tile_twice(monkeypatch, tmp_path):

@@ -315,21 +315,23 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     return replace(found.routes[number], encoding=name)
 
 
-def measure(path: str, route: Route, number: int) -> float | None:
+def measure(path: str, route: Route, number: int) -> float | str:
     """Decode random tiles of a level as its route says, to where they are decoded.
 
     Returns
     -------
-    float or None
-        Gigapixels per second. None if the tiles are on a server, damaged, or not decoded this way.
+    float or str
+        Gigapixels per second, or why they can't be measured.
     """
     device = "cuda" if route.decoder.startswith(BY_GPU) else "cpu"
     try:
         with open_slide(path, device=device) as slide:
             level = slide.layout.levels[number]
             grid, stored = level.grid, level.grid.byte_counts.any(axis=0)
-            if slide.layout.remote is not None or level.parts or not stored.any():
-                return None
+            if slide.layout.remote is not None:
+                return "the slide is on a server"
+            if level.parts or not stored.any():
+                return "the level consists of other images, or has no tiles"
             size = min(grid.tile_width, level.width), min(grid.tile_height, level.height)
             across, down = slide.dimensions[0] / level.width, slide.dimensions[1] / level.height
             corners = [
@@ -354,8 +356,8 @@ def measure(path: str, route: Route, number: int) -> float | None:
             while seconds < MEASURED_SECONDS:
                 seconds, batches = seconds + read(), batches + 1
             return batches * count * size[0] * size[1] / seconds / 1e9
-    except SlideError:
-        return None
+    except SlideError as error:
+        return error.message.rstrip(".")
 
 
 # Details of the search
@@ -460,10 +462,11 @@ def _as_json(found: Report, slides: dict[str, SlideRoutes]) -> str:
                 {
                     **asdict(route),
                     "levels": levels,
-                    "gigapixels_a_second": measure(path, route, levels[0]),
+                    "gigapixels_a_second": rate if isinstance(rate, float) else None,
                     "pixels": _exactness(route),
                 }
                 for route, levels in routes.items()
+                for rate in [measure(path, route, levels[0])]
             ],
         }
         for path, routes in slides.items()
@@ -485,10 +488,10 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
             numbers = ", ".join(map(str, levels))
             yield f"  level{'s' if len(levels) > 1 else ''} {numbers}: {_route_text(route)}"
             rate = measure(path, route, levels[0])
-            shown = "not measured (tiles damaged, on a server, or decoded otherwise)"
-            if rate is not None:
-                shown = f"{rate:.3g} gigapixels per second"
-            yield f"    {shown}, pixels {_exactness(route)}"
+            if isinstance(rate, str):
+                yield f"    not measured: {rate}"
+            else:
+                yield f"    {rate:.3g} gigapixels per second, pixels {_exactness(route)}"
 
 
 def _exactness(route: Route) -> str:
