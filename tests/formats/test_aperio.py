@@ -1,4 +1,5 @@
 import re
+import time
 
 import numpy as np
 import pytest
@@ -35,6 +36,18 @@ def test_levels_are_openslides(tmp_path, steps, thumbnail, reduced):
         assert set(slide.associated_images) == ({"thumbnail"} if thumbnail else set())
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.openslide_level(path, index))
+
+
+@pytest.mark.parametrize("text", ["", "\r\n"])
+def test_a_description_of_very_many_digits_takes_no_time(tmp_path, text):
+    """Looking for the size of the slide from each of them would take an hour."""
+    path = tmp_path / "slide.svs"
+    description = f"Aperio Image Library {text}{'0' * 500_000}|AppMag = 20|MPP = 0.5"
+    options = {"tile": (256, 256), "photometric": "rgb", "description": description}
+    tifffile.imwrite(path, np.zeros((300, 300, 3), np.uint8), metadata=None, **options)
+    begin = time.monotonic()
+    open_slide(path).close()
+    assert time.monotonic() - begin < 20
 
 
 def test_tiles_made_from_missing_ones_are_averaged_as_by_openslide(tmp_path):
