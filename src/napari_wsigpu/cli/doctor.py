@@ -330,8 +330,10 @@ def measure(path: str, route: Route, number: int) -> float | str:
             grid, stored = level.grid, level.grid.byte_counts.any(axis=0)
             if slide.layout.remote is not None:
                 return "the slide is on a server"
-            if level.parts or not stored.any():
-                return "the level consists of other images, or has no tiles"
+            if level.parts:
+                return "the level consists of several images"
+            if not stored.any():
+                return "the level has no tiles"
             size = min(grid.tile_width, level.width), min(grid.tile_height, level.height)
             across, down = slide.dimensions[0] / level.width, slide.dimensions[1] / level.height
             corners = [
@@ -488,10 +490,10 @@ def _as_lines(found: Report, slides: dict[str, SlideRoutes]) -> Iterator[str]:
             numbers = ", ".join(map(str, levels))
             yield f"  level{'s' if len(levels) > 1 else ''} {numbers}: {_route_text(route)}"
             rate = measure(path, route, levels[0])
-            if isinstance(rate, str):
-                yield f"    not measured: {rate}"
-            else:
-                yield f"    {rate:.3g} gigapixels per second, pixels {_exactness(route)}"
+            shown = f"not measured ({rate})"
+            if isinstance(rate, float):
+                shown = f"{rate:.3g} gigapixels per second"
+            yield f"    {shown}, pixels {_exactness(route)}"
 
 
 def _exactness(route: Route) -> str:
