@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -111,7 +111,13 @@ class AvailableTiles:
             if place not in self._touched:
                 self._touched[place] = touches(image, image.tile_rect(row, column))
             return not self._touched[place]
-        return image.missing == "background" and not image.grid.byte_counts[:, row, column].any()
+        return bool(self._is_lacking(level, row, column))
+
+    def _is_lacking(self, level: int, rows: Any, columns: Any) -> Any:
+        """Return whether the file lacks a tile, or a mask for arrays; no level replaces them."""
+        image = self.levels[level]
+        stored = image.grid.byte_counts[:, rows, columns].any(axis=0)
+        return (image.missing == "background") & ~stored
 
 
 @dataclass(eq=False, repr=False)

@@ -86,15 +86,12 @@ class AvailableDeviceTiles(AvailableTiles):
         """Return the unavailable tiles of a block, and its tiles with nothing to decode."""
         tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
         here = self.on_device.decoded(self.numbers[level], tiles)
-        image, tiles = self.levels[level], tiles[~here]
+        tiles = tiles[~here]
         others = [(row, column) for row, column in tiles.tolist()]
-        if image.parts or self.failed:
+        if self.levels[level].parts or self.failed:
             blank = {tile for tile in others if self.is_blank(level, *tile)}
-        elif image.missing == "background":  # the same for all tiles at once
-            sizes = image.grid.byte_counts[:, *tiles.T].sum(axis=0)
-            blank = {*compress(others, sizes == 0)}
         else:
-            blank = set()
+            blank = {*compress(others, self._is_lacking(level, *tiles.T))}
         return {*others} - blank, blank
 
 
