@@ -62,6 +62,21 @@ def click(button):
     QTest.mouseClick(button.native, Qt.LeftButton)
 
 
+def wait_for_channels(layer, dock, qtbot, *channels):
+    """Wait until a layer shows some channels and the dock says so, which is after the frame."""
+    rows = dock.list.native
+
+    def agree():
+        items = [rows.item(row).checkState() == Qt.Checked for row in range(rows.count())]
+        return shown(layer) == channels == tuple(np.flatnonzero(items))
+
+    qtbot.waitUntil(agree)
+
+
+def wait_for_group(dock, qtbot, name):
+    qtbot.waitUntil(lambda: dock.group.native.currentText() == name)
+
+
 def names(dock):
     rows = dock.list.native
     items = map(rows.item, range(rows.count()))
@@ -167,13 +182,13 @@ def shown(layer):
 def test_groups_are_shown_added_saved_and_opened(viewer, layer, dock, qtbot, monkeypatch, tmp_path):
     assert [dock.group.native.itemText(row) for row in range(3)] == ["", "1 to 4", "5"]
     dock.group.value = 1
-    qtbot.waitUntil(lambda: shown(layer) == (4,))
+    wait_for_channels(layer, dock, qtbot, 4)
     next_channels(viewer)
     assert shown(layer) == (0, 1, 2, 3)
-    qtbot.waitUntil(lambda: dock.group.native.currentText() == "1 to 4")
+    wait_for_group(dock, qtbot, "1 to 4")
     check(dock, 3)
-    qtbot.waitUntil(lambda: shown(layer) == (0, 1, 2))
-    assert dock.group.value == -1
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2)
+    qtbot.waitUntil(lambda: dock.group.value == -1)
     monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("T cells", True))
     click(dock.add)
     assert dock.group.native.currentText() == "T cells"
@@ -181,17 +196,17 @@ def test_groups_are_shown_added_saved_and_opened(viewer, layer, dock, qtbot, mon
     monkeypatch.setattr(channel_dock, "ask_where_to_save", lambda *_: str(path))
     click(dock.save)
     check(dock, 0)
-    qtbot.waitUntil(lambda: shown(layer) == (1, 2))
+    wait_for_channels(layer, dock, qtbot, 1, 2)
     monkeypatch.setattr(channel_dock, "ask_for_file", lambda *_: str(path))
     click(dock.open)
-    qtbot.waitUntil(lambda: shown(layer) == (0, 1, 2))
-    assert dock.group.native.currentText() == "T cells"
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2)
+    wait_for_group(dock, qtbot, "T cells")
     path.write_text("{}")
     click(dock.open)
     assert "holds no channel groups" in dock.note.value
     assert shown(layer) == (0, 1, 2)
     check(dock, 0)
-    qtbot.waitUntil(lambda: shown(layer) == (1, 2))
+    wait_for_channels(layer, dock, qtbot, 1, 2)
     assert not dock.note.native.isVisible()
 
 
@@ -199,10 +214,10 @@ def test_buttons_need_visible_channels(layer, dock, qtbot):
     buttons = [each.native for each in (dock.add, dock.auto, dock.split)]
     assert all(each.isEnabled() for each in buttons)
     click(dock.solo)
-    qtbot.waitUntil(lambda: shown(layer) == (0,))
+    wait_for_channels(layer, dock, qtbot, 0)
     check(dock, 0)
-    qtbot.waitUntil(lambda: shown(layer) == ())
-    assert not any(each.isEnabled() for each in buttons)
+    wait_for_channels(layer, dock, qtbot)
+    qtbot.waitUntil(lambda: not any(each.isEnabled() for each in buttons))
     check(dock, 1)
     qtbot.waitUntil(lambda: all(each.isEnabled() for each in buttons))
 
@@ -299,7 +314,7 @@ def test_typed_limits_are_those_of_the_channel(layer, dock, qtbot):
     assert label.text() == "2500"
 
 
-def test_groups_of_the_same_channels_are_told_apart(viewer, layer, dock, monkeypatch):
+def test_groups_of_the_same_channels_are_told_apart(viewer, layer, dock, qtbot, monkeypatch):
     for name, gamma in (("dim", 0.5), ("bright", 2.0)):
         composite = shown_composite(layer)
         style = replace(composite.channels[0], gamma=gamma)
@@ -310,13 +325,13 @@ def test_groups_of_the_same_channels_are_told_apart(viewer, layer, dock, monkeyp
     for expected in ("dim", "bright", "dim"):
         next_channels(viewer)
         assert shown_composite(layer).channels[0].gamma == {"dim": 0.5, "bright": 2.0}[expected]
-        assert dock.group.native.currentText() == expected
+        wait_for_group(dock, qtbot, expected)
     dock.group.value = 1
-    assert dock.group.native.currentText() == "bright"
+    wait_for_group(dock, qtbot, "bright")
     assert shown_composite(layer).channels[0].gamma == 2
 
 
-def test_groups_may_have_the_same_name_or_none(layer, dock, monkeypatch, tmp_path):
+def test_groups_may_have_the_same_name_or_none(layer, dock, qtbot, monkeypatch, tmp_path):
     channel = {"id": 0, "label": "", "color": "0000ff", "min": 0, "max": 1, "gamma": 5}
     labels = "T", "T", ""
     groups = [{"label": label, "channels": [channel]} for label in labels]
@@ -324,6 +339,7 @@ def test_groups_may_have_the_same_name_or_none(layer, dock, monkeypatch, tmp_pat
     path.write_text(json.dumps({"groups": groups}), "utf-8-sig")
     monkeypatch.setattr(channel_dock, "ask_for_file", lambda *_: str(path))
     click(dock.open)
+    wait_for_group(dock, qtbot, "T (1)")
     names = [dock.group.native.itemText(row) for row in range(4)]
     assert names == ["", "T (1)", "T (2)", "(3)"]
     assert shown_composite(layer).channels[0].gamma == 5

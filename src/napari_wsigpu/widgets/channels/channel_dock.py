@@ -32,6 +32,7 @@ from napari_wsigpu.viewer.layers.slide_layers import (
     slide_of,
 )
 from napari_wsigpu.viewer.layers.stack_axes import shown_plane
+from napari_wsigpu.viewer.window.main_window import single_shot
 from napari_wsigpu.viewer.window.saving import (
     ask_for_file,
     ask_where_to_save,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
 
 SWATCH = 12  # pixels
+LATE_MS = 20
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
 # Steps of the limits of floating-point values, and decimals of their text.
@@ -98,9 +100,11 @@ class Channels(SlideDock):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._is_filling = False
-        # The composite that was shown when the widgets were filled, and composites that wait for
+        # Fills the widgets after the next frame, which that would delay.
+        self._late = single_shot(self._fill_late, LATE_MS, self.native)
+        # The shown composite that the widgets show or are about to, and composites that wait for
         # limits of channels.
-        self._filled: Composite | None = None
+        self._seen: Composite | None = None
         self._wanted: WeakKeyDictionary[Layer, Composite] = WeakKeyDictionary()
         self.note = Text("Note")
         self.find = LineEdit(tooltip="List only channels whose name contains this text")
@@ -200,9 +204,16 @@ class Channels(SlideDock):
     def _on_drawn(self) -> None:
         layer = self.layer
         shown = shown_composite(layer)
-        if layer is not None and shown is not None and shown is not self._filled:
+        if layer is not None and shown is not None and shown is not self._seen:
+            self._seen = shown
             self._wanted.pop(layer, None)  # a key has changed it since
-            self._fill(shown)
+            if not self._late.isActive():  # while a slider is dragged, changes follow each other
+                self._late.start()
+
+    def _fill_late(self) -> None:
+        composite = self.composite
+        if composite is not None:
+            self._fill(composite)
 
     def _on_visible(self) -> None:
         composite = self.composite
@@ -220,7 +231,7 @@ class Channels(SlideDock):
 
     def _fill(self, composite: Composite) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
-        self._filled = shown_composite(self.layer)
+        self._seen = shown_composite(self.layer)
         for each in (self.add, self.auto, self.split):
             each.enabled = bool(composite.visible)
         self.split.enabled &= not self._is_hidden  # its channels would be added again
@@ -315,9 +326,7 @@ class Channels(SlideDock):
         except SlideError as error:
             self._give_up(layer, str(error))
             return
-        # Most often, `_on_drawn` has just done this.
-        if layer is self.layer and self._filled is not shown_composite(layer):
-            self._fill(composite)
+        self._on_drawn()  # of a hidden layer, napari does not report it
 
     def _read_limits(self, layer: Layer, channels: Sequence[int], owner: object) -> None:
         """Read the limits of channels of a layer off the main thread, and then set them."""
