@@ -136,8 +136,8 @@ class CompositeSource(HostedSource):
 
     def background(self, _: Color) -> Array:
         """Return the color of pixels that the file does not hold."""
-        settings = self.view.settings
-        blank = np.broadcast_to(self._host.background("stored"), (1, 1))
+        settings, dtype = self.view.settings, self.channels.finest.dtype
+        blank = np.full((1, 1), self._host.background("stored"), dtype)
         color: Array = compose([blank] * len(settings.visible), settings, blank.shape)[0, 0]
         return color
 

@@ -47,7 +47,8 @@ def composite_of(
         if channels is None:
             marked = [number for number, each in enumerate(named) if each.visible]
             channels = (marked or range(len(named)))[:MOST_VISIBLE]
-    settings = settings.showing(settings.visible if channels is None else channels)
+    if channels is not None:
+        settings = settings.showing(channels)
     for number in settings.visible:
         style = settings.channels[number]
         if style.window is None:
@@ -130,7 +131,7 @@ class ChannelReader:
     slide : int
         Number of the open slide in the keys of its tiles.
     finest : LevelLayout
-        The finest level.
+        The finest level; kept as an attribute.
     images : Mapping of (int, int) to PyramidLevel
         The images of single channels; see `channel_levels`.
     reader : RegionReader
@@ -142,7 +143,7 @@ class ChannelReader:
     """
 
     _slide: int
-    _finest: LevelLayout
+    finest: LevelLayout
     _images: Mapping[tuple[int, int], PyramidLevel]
     _reader: RegionReader
     _log: TileLog
@@ -150,7 +151,7 @@ class ChannelReader:
 
     def bytes_per_pixel(self, channels: Sequence[int]) -> int:
         """Return how many bytes the cached tiles of some channels take for each pixel."""
-        stored = self._finest
+        stored = self.finest
         return stored.dtype.itemsize * (len(channels) if self._images else stored.channels)
 
     def image_of(self, number: int, channel: int | None) -> tuple[int, int | None]:
