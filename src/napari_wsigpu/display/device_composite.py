@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.gpu.device.interfaces import Stream
     from napari_wsigpu.gpu.transfer.device_tiles import Reserved
-    from napari_wsigpu.model.arrays import DeviceArray, Integers
+    from napari_wsigpu.model.arrays import DeviceArray, Integers, Mask
     from napari_wsigpu.model.composite import ChannelStyle, Composite
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.channels import ChannelReader
     from napari_wsigpu.reading.plan import Cancellation
 
     Tile = tuple[int, int]
@@ -47,6 +48,8 @@ class ComposedTiles(DrawableTiles):
     ----------
     backend, color
         As in `DrawableTiles`.
+    channels : ChannelReader
+        Knows which images hold the channels; kept as an attribute.
     settings : Composite
         How to show the channels; kept as an attribute.
     version : int
@@ -57,6 +60,7 @@ class ComposedTiles(DrawableTiles):
         The colors of each visible channel; kept as an attribute.
     """
 
+    channels: ChannelReader
     settings: Composite
     version: int
     shades: DeviceArray
@@ -69,52 +73,59 @@ class ComposedTiles(DrawableTiles):
     def _key(self, number: int) -> int:
         return -1 - (self.version * MOST_IMAGES + number)  # the slide's own images start from 0
 
-    def compose(
-        self, number: int, places: Collection[Tile], sources: Sequence[tuple[int, Sequence[int]]]
-    ) -> set[Tile]:
+    def ready(self, number: int, tiles: Integers) -> Mask:
+        """Return the mask of the tiles that can be drawn, after composing those that can be."""
+        here = self.decoded(number, tiles)
+        if not here.all():
+            here[~here] = self.compose(number, tiles[~here])
+        return here
+
+    def compose(self, number: int, tiles: Integers) -> Mask:
         """Compose those tiles of a level whose channels are in device memory.
 
         Parameters
         ----------
         number : int
             Number of the level.
-        places : collection of (int, int)
+        tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each tile.
-        sources : sequence of (int, sequence of int)
-            Numbers of the images that hold the visible channels, and the channels in each.
 
         Returns
         -------
-        set of (int, int)
-            The tiles that are composed.
+        ndarray of bool, shape (tiles,)
+            Which tiles are composed.
         """
-        tiles, parts = np.array([*places], np.int64).reshape(-1, 2), self._parts
-        shown = [(image, channel) for image, channels in sources for channel in channels]
-        planes, ready = np.zeros((len(tiles), len(shown)), PLANE), np.ones(len(tiles), np.bool_)
+        parts, visible = self._parts, self.settings.visible
+        sources = self.channels.sources(number, visible)
+        planes, ready = np.zeros((len(tiles), len(visible)), PLANE), np.ones(len(tiles), np.bool_)
         pinned: list[Reserved] = []
+        column = 0
         try:
-            for column, (image, channel) in enumerate(shown):
+            for image, channels in sources:
                 reserved, here = self.backend.tiles.find(parts.number, image, tiles)
+                if reserved is None:
+                    return here
+                pinned.append(reserved)
                 ready &= here
-                if reserved is not None:
-                    pinned.append(reserved)
-                    skipped = channel * parts.images[image].dtype.itemsize
-                    planes["source"][here, column] = reserved.slots.addresses + skipped
-                style = self.settings.channels[self.settings.visible[column]]
-                colors, planes["low"][:, column], planes["last"][:, column] = self.colors[style]
-                planes["colors"][:, column] = self.device.address(colors)
-            planes, tiles = planes[ready], tiles[ready]
-            stored = tile_format(parts.images[shown[0][0] if shown else number])
+                skipped = np.array(channels) * parts.images[image].dtype.itemsize
+                part = slice(column, column := column + len(channels))
+                planes["source"][here, part] = reserved.slots.addresses[:, None] + skipped
+            if visible:
+                shown = [self.colors[self.settings.channels[index]] for index in visible]
+                colors, planes["low"], planes["last"] = zip(*shown, strict=True)
+                planes["colors"] = [self.device.address(each) for each in colors]
+            planes, composed = planes[ready], tiles[ready]
+            stored = tile_format(parts.images[sources[0][0] if sources else number])
 
             def write(addresses: Integers, part: slice, stream: Stream) -> None:
                 self.device.compose(planes[part], stored, self.shades, addresses, stream)
 
             self._composed.add(number)
-            self._keep(number, tiles, write)
+            self._keep(number, composed, write)
         finally:
             for reserved in pinned:
                 self.backend.tiles.unpin(reserved)
-        return {(row, column) for row, column in tiles.tolist()}
+        return ready
 
     def forget(self) -> None:
         """Drop the tiles."""
@@ -157,24 +168,15 @@ class DeviceComposite(CompositeSource):
                 shades = before.shades
             else:
                 shades = backend.send(shades_of(inverted=settings.inverted))
-            self._tiles = ComposedTiles(backend, color, settings, version, shades, colors)
+            self._tiles = ComposedTiles(
+                backend, color, self.channels, settings, version, shades, colors
+            )
             if before is not None:
                 before.forget()
             return self._tiles
 
     def table(self, _: Color) -> None:
         """Return no table, as composites are in sRGB already."""
-
-    def compose_cached(  # type: ignore[override]
-        self, keys: Sequence[TileKey]
-    ) -> dict[TileKey, bool]:
-        """Compose the tiles of one level whose visible channels are all in device memory."""
-        tiles = {(key.row, key.column): key for key in keys if key.color == self.view.state[1]}
-        if not tiles:
-            return {}
-        number, composed = keys[0].image, self.tiles
-        sources = self.channels.sources(number, composed.settings.visible)
-        return {tiles[tile]: True for tile in composed.compose(number, tiles, sources)}
 
     def read_tiles(  # type: ignore[override]
         self, keys: Sequence[TileKey], cancellation: Cancellation = NEVER
@@ -192,11 +194,10 @@ class DeviceComposite(CompositeSource):
         DeviceError, SlideError
             As in `DisplaySource.read_tiles`.
         """
-        tiles = {(key.row, key.column): key for key in keys}
-        number, composed = keys[0].image, self.tiles
-        visible, stored, places = composed.settings.visible, self.stored.tiles, [*tiles]
-        sources, failed = self.channels.sources(number, visible), set[tuple[int, int]]()
-        images = [image for image, _ in sources]
+        places = [(key.row, key.column) for key in keys]
+        number, composed, stored = keys[0].image, self.tiles, self.stored.tiles
+        sources = self.channels.sources(number, composed.settings.visible)
+        images, failed = [image for image, _ in sources], set[tuple[int, int]]()
         if images:
             self.channels.guarded(partial(stored.decode, images, places))
         cancellation.check()
@@ -204,8 +205,9 @@ class DeviceComposite(CompositeSource):
         images = [image for image in images if not stored.decoded(image, which).all()]
         if images:
             failed.update(*self.channels.each(images, partial(stored.read, places=places)))
-        composed.compose(number, tiles.keys() - failed, sources)
-        return {key: tile not in failed for tile, key in tiles.items()}
+        succeeded = [place not in failed for place in places]
+        composed.compose(number, which[succeeded])
+        return dict(zip(keys, succeeded, strict=True))
 
     def _decoded(self, number: int, tiles: Collection[Tile]) -> Collection[Tile]:
         """Return the tiles whose visible channels are all in device memory."""

@@ -84,9 +84,8 @@ class AvailableDeviceTiles(AvailableTiles):
 
     def absent(self, level: int, cells: Rect) -> tuple[set[Tile], set[Tile]]:
         """Return the unavailable tiles of a block, and its tiles with nothing to decode."""
-        tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
-        here = self.on_device.decoded(self.numbers[level], tiles)
-        tiles = tiles[~here]
+        tiles = _tiles_in(cells)
+        tiles = tiles[~self.on_device.ready(self.numbers[level], tiles)]
         others = [(row, column) for row, column in tiles.tolist()]
         if self.levels[level].parts or self.failed:
             blank = {tile for tile in others if self.is_blank(level, *tile)}
@@ -189,8 +188,9 @@ class DevicePicture(LevelPicture[_ShownOnDevice]):
             else:
                 drawn.append(LevelTiles(self.tiles.numbers[level], tiles, parts))
         cells = touched(self.levels[view.level], view.rect)
-        left_out = {*missing, *blank}
-        own = np.array([tile for tile in cells.cells() if tile not in left_out], np.int64)
+        own, left_out = _tiles_in(cells), {*missing, *blank}
+        if left_out:
+            own = own[[tile not in left_out for tile in cells.cells()]]
         if len(own):
             parts = _own_parts(self.levels[view.level], view.rect, own)
             drawn.append(LevelTiles(number, own, parts))
@@ -285,6 +285,11 @@ class DevicePicture(LevelPicture[_ShownOnDevice]):
                 size = view.rect.width, height, width
                 parts.append((0, target, *size, *held, top, left, by_rows, by_columns))
         return np.array(tiles, np.int64), np.array(parts, SCALED)
+
+
+def _tiles_in(cells: Rect) -> Integers:
+    """Return the rows and columns of a block of tiles, in the order of `Rect.cells`."""
+    return np.argwhere(np.ones(cells[2:], np.bool_)) + cells[:2]
 
 
 def _runs(tiles: Indices) -> list[tuple[int, int, int]]:

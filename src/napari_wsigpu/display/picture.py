@@ -156,10 +156,11 @@ class LevelPicture(ABC, Generic[AnyShown]):
 
     def _list_tiles(self, now: AnyShown, tiles: Iterable[Tile]) -> None:
         """Record which tiles of a new view are available and which are missing."""
-        keys = [self.tiles.key_of(now.view.level, *tile) for tile in tiles]
-        self.found = [key for key in keys if (key.row, key.column) not in now.missing]
-        self.lacked = [key for key in keys if (key.row, key.column) in now.missing]
-        now.count = len(keys)
+        self.found, self.lacked = [], []
+        for tile in tiles:
+            keys = self.lacked if tile in now.missing else self.found
+            keys.append(self.tiles.key_of(now.view.level, *tile))
+        now.count = len(self.found) + len(self.lacked)
 
     @staticmethod
     def _wait(now: AnyShown, until: float) -> None:

@@ -90,6 +90,10 @@ class DrawableTiles:
         """Return the mask of the tiles of a level that are in device memory now."""
         return self.backend.tiles.holds(self._parts.number, self._key(number), tiles)
 
+    def ready(self, number: int, tiles: Integers) -> Mask:
+        """Return the mask of the tiles of a level that can be drawn now."""
+        return self.decoded(number, tiles)
+
     def draw(
         self,
         drawn: Sequence[LevelTiles],

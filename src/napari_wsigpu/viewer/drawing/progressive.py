@@ -560,15 +560,15 @@ class ProgressiveDisplay:
         """Request a view's missing tiles; return the time until which to wait for them."""
         if self.error is not None:
             return 0.0
+        fetcher, on_device = self._runtime.fetcher, isinstance(picture, DevicePicture)
         if isinstance(self.source, CompositeSource):
-            # Changes of contrast or color show in the next frame. Until then, the cores are not to
-            # compose tiles around the view.
-            self._runtime.fetcher.cancel(self)
-            picture.add(self.source.compose_cached(own_tiles(picture)))
+            if not on_device:
+                # Changes of contrast or color show in the next frame. Until then, the cores are not
+                # to compose tiles around the view.
+                fetcher.cancel(self)
+                picture.add(self.source.compose_cached(own_tiles(picture)))
             if self._is_outdated and picture.missing:
                 self._renew_overview()
-        fetcher = self._runtime.fetcher
-        on_device = isinstance(picture, DevicePicture)
         jumped = len(picture.found) < len(picture.lacked) / 2
         until = _frames.patient_until(on_device=on_device, jumped=jumped)
         keys = own_tiles(picture)
