@@ -129,7 +129,7 @@ class ComposedTiles(DrawableTiles):
 
     def forget(self) -> None:
         """Drop the tiles."""
-        for number in self._composed:
+        for number in [*self._composed]:  # another thread may still compose tiles
             self.backend.tiles.forget(self._parts.number, self._key(number))
 
 
