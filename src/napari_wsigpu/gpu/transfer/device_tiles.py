@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.arrays import Integers
 
 SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
+# Evicting takes long, as it looks at all slots, so at least this part of them is evicted at a time.
+PARTS_OF_POOL = 16
 # Owner of a slot without a tile, and slot of a tile that is not cached.
 NO_TILE = -1
 
@@ -217,12 +219,13 @@ class DeviceTiles:
             if len(free) < count:
                 self._grow(pool, count - len(free))
                 free = pool.free
-            indices = free[:count]
             if len(free) < count:
                 owned = pool.evictable
-                oldest = owned[_lowest(pool.used[owned], count - len(free))]
+                missing = max(count - len(free), len(owned) // PARTS_OF_POOL)
+                oldest = owned[_lowest(pool.used[owned], missing)]
                 self._evict(pool, oldest)
-                indices = np.append(free, oldest)
+                free = np.append(free, oldest)
+            indices = free[:count]
             if not len(indices):
                 raise MemoryError(f"no device memory is left for tiles on '{self.device.name}'")
             pool.pins[indices] += 1
