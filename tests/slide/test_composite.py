@@ -111,10 +111,11 @@ def test_some_channels_are_read_alone_to_a_device(tmp_path, pixels, host_gpu):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"window": (float("nan"), 1)}, "its window is .*; it must be two finite numbers"),
+        ({"window": (float("nan"), 1)}, "its window is .*; it must be a tuple of two finite"),
         ({"window": (0, float("inf"))}, "its window is"),
         ({"window": (1,)}, "its window is"),
-        ({"window": (0, 10**400)}, "its window is"),
+        ({"window": (0, 10**400)}, "its window is .{30,60};"),
+        ({"window": (5, 1)}, r"its window is \(5, 1\); its lower limit must come first"),
         ({"window": "x"}, "its window is"),
         ({"gamma": 0}, "its gamma is 0; it must be a number greater than 0"),
         ({"gamma": "x"}, "its gamma is"),
@@ -129,6 +130,23 @@ def test_wrong_values_of_a_composite_are_named(slide, change, message):
     composite = composite.styled(2, replace(composite.channels[2], **change))
     with pytest.raises(RegionError, match=f"Channel 2 of the composite can't be shown: {message}"):
         slide.read_region((0, 0), (10, 10), composite=composite)
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", [1], np.ones(2)])
+def test_only_true_and_false_show_and_invert(slide, wrong):
+    composite = slide.composite([2])
+    inverted = replace(composite, inverted=wrong)
+    shown = composite.styled(3, replace(composite.channels[3], visible=wrong))
+    for changed in (inverted, shown):
+        with pytest.raises(RegionError, match="it must be True or False"):
+            slide.composite(settings=changed)
+
+
+def test_a_narrow_window_is_a_threshold(slide, pixels):
+    composite = slide.composite([2])
+    style = replace(composite.channels[2], window=(0, 5e-324), color="#ffffff")
+    shown = slide.read_region((0, 0), (600, 600), composite=composite.styled(2, style))
+    np.testing.assert_array_equal(shown[..., 0], 255 * (pixels[2] > 0))
 
 
 def test_composite_of_another_slide_is_refused(slide):
@@ -248,6 +266,11 @@ def test_channels_are_a_list_of_numbers(slide, channels):
     for chosen in (slide.composite, slide.composite().showing):
         with pytest.raises(LevelError, match="is not a list of channel numbers"):
             chosen(channels)
+
+
+def test_a_composite_in_place_of_numbers_is_named(slide):
+    with pytest.raises(LevelError, match=r"^.{9,60} is not a list .* is passed as `settings`\.$"):
+        slide.composite(slide.composite())
 
 
 @pytest.mark.parametrize("index", [6, -1])

@@ -172,7 +172,8 @@ def _bright(
     if high <= low:
         within = np.where(values >= high, 1.0, 0.0)
     else:
-        within = ((values - low) / (high - low)).clip(0, 1)
+        with np.errstate(over="ignore"):
+            within = ((values - low) / (high - low)).clip(0, 1)
     return np.nan_to_num(within if gamma == 1 else within**gamma, nan=0.0)
 
 

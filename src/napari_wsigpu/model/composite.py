@@ -7,7 +7,10 @@ import operator
 import re
 from dataclasses import dataclass, replace
 from numbers import Real
+from reprlib import repr as shorten
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from napari_wsigpu.model.errors import LevelError, RegionError
 
@@ -77,17 +80,29 @@ class Composite:
         for index, style in enumerate(styles):
             if not isinstance(style, ChannelStyle):
                 raise RegionError(
-                    f"Channel {index} of the composite is {style!r}; it must be a ChannelStyle."
+                    f"Channel {index} of the composite is {shorten(style)}; it must be a "
+                    "ChannelStyle."
                 )
+            if not _is_truth(style.visible):
+                raise RegionError(
+                    f"Channel {index} of the composite has visible={shorten(style.visible)}; it "
+                    "must be True or False."
+                )
+        if not _is_truth(self.inverted):
+            raise RegionError(
+                f"The composite has inverted={shorten(self.inverted)}; it must be True or False."
+            )
         for index in self.visible:
             style = self.channels[index]
             window = (0, 1) if style.window is None else style.window
             if not (isinstance(window, tuple | list) and len(window) == 2 and _finite(*window)):
-                wrong = f"window is {window!r}; it must be two finite numbers"
+                wrong = f"window is {shorten(window)}; it must be a tuple of two finite numbers"
+            elif window[0] > window[1]:
+                wrong = f"window is {shorten(window)}; its lower limit must come first"
             elif not (_finite(style.gamma) and style.gamma > 0):
-                wrong = f"gamma is {style.gamma!r}; it must be a number greater than 0"
+                wrong = f"gamma is {shorten(style.gamma)}; it must be a number greater than 0"
             elif not (isinstance(style.color, str) and COLOR.fullmatch(style.color)):
-                wrong = f"color is {style.color!r}; it must be like '#ff8000'"
+                wrong = f"color is {shorten(style.color)}; it must be like '#ff8000'"
             else:
                 continue
             raise RegionError(f"Channel {index} of the composite can't be shown: its {wrong}.")
@@ -104,7 +119,8 @@ class Composite:
             shown = set(map(operator.index, channels))
         except TypeError:
             raise LevelError(
-                f"{channels!r} is not a list of channel numbers; pass [0, 5], for example."
+                f"{shorten(channels)} is not a list of channel numbers; pass [0, 5], for example. "
+                "A composite is passed as `settings`."
             ) from None
         last = len(self.channels) - 1
         for index in shown:
@@ -129,6 +145,10 @@ class Composite:
         styles = list(self.channels)
         styles[index] = style
         return replace(self, channels=tuple(styles))
+
+
+def _is_truth(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
 
 
 def _finite(*values: object) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, product
+from reprlib import repr as shorten
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -977,8 +978,8 @@ class Slide:
             raise LevelError(f"'{self.path}' has no channels to combine: its pixels are RGB.")
         if not isinstance(settings, Composite | None):
             raise RegionError(
-                f"{settings!r} is not a composite; pass `slide.composite([0, 5])`, for example, to "
-                "combine two channels."
+                f"{shorten(settings)} is not a composite; pass `slide.composite([0, 5])`, for "
+                "example, to combine two channels."
             )
         if settings is not None:
             settings.check(self.path, len(self.channels))
