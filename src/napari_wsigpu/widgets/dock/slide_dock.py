@@ -11,7 +11,7 @@ from qtpy.QtCore import QSize, Qt, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow
 
 from napari_wsigpu.viewer.layers.slide_layers import slide_of
-from napari_wsigpu.viewer.napari_internals import main_window
+from napari_wsigpu.viewer.napari_internals import main_window, unwrapped
 from napari_wsigpu.viewer.view.arrangement import (
     active_slide,
     is_shown,
@@ -81,7 +81,8 @@ class SlideDock(Panel):
     def __init__(self, viewer: Viewer, nothing: str) -> None:
         self.empty = Text("", nothing)
         super().__init__(self.empty, margin=MARGIN)
-        self.viewer = viewer
+        # napari's proxy wraps each layer anew, so that layers could not be told apart.
+        self.viewer = viewer = unwrapped(viewer)
         self.slide: Slide | None = None
         self.jobs = Jobs()
         self._is_docked = False
