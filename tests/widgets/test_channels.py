@@ -130,8 +130,9 @@ def test_later_changes_survive_a_read(layer, dock, held, qtbot):
     check(dock, 4)
     dock.gamma.value = 0.5
     dock.inverted.value = True
+    assert shown_composite(layer).channels[0].gamma == 0.5
     check(dock, 1)
-    assert shown(layer) == (0, 1, 2, 3)
+    assert shown(layer) == (0, 2, 3)
     held.set()
     qtbot.waitUntil(lambda: shown(layer) == (0, 2, 3, 4))
     composite = shown_composite(layer)
@@ -263,7 +264,7 @@ def test_the_next_group_shows_its_values_under_a_resting_mouse(viewer, layer):
     viewer.cursor.position = tuple(np.array([700, 900]) * layer.scale)
     for index, name in ((1, "CD3"), (4, "AF")):
         show_composite(layer, shown_composite(layer).showing([index]))
-        add_channel_group(layer, name)
+        add_channel_group(layer, shown_composite(layer), name)
     for index, name in ((1, "CD3"), (4, "AF")):
         show_next_group(layer)
         assert viewer.status["coordinates"].endswith(f": {name} {pixels[index, 700, 900]}")
@@ -301,17 +302,116 @@ def test_split_layers_look_as_in_the_composite(viewer, layer, dock):
     assert second.visible
 
 
+def enter(field, text):
+    """Type into a field, and press Enter."""
+    field.native.setFocus()
+    field.native.selectAll()
+    QTest.keyClicks(field.native, text)
+    QTest.keyClick(field.native, Qt.Key_Return)
+
+
 def test_typed_limits_are_those_of_the_channel(layer, dock, qtbot):
     dock.list.native.setCurrentRow(1)
     qtbot.waitUntil(lambda: dock.histogram.native.range[1] > 3000)
-    label = dock.window.native._max_label
-    label.setFocus()
-    label.selectAll()
-    QTest.keyClicks(label, "2500")
-    QTest.keyClick(label, Qt.Key_Return)
-    assert shown_composite(layer).channels[1].window[1] == 2500
+
+    def window():
+        return shown_composite(layer).channels[1].window
+
+    low, _ = window()
+    enter(dock.high, "2500")
+    assert window() == (low, 2500)
     assert dock.window.max > 3000
-    assert label.text() == "2500"
+    # Limits may lie beyond the values in the overview; reversed ones move together.
+    enter(dock.high, "60000")
+    enter(dock.low, "-5")
+    assert window() == (-5, 60000)
+    enter(dock.low, "70000")
+    assert window() == (70000, 70000)
+    enter(dock.high, "400")
+    assert window() == (400, 400)
+    enter(dock.low, "100")
+    assert window() == (100, 400)
+    for text in ("", "many", "nan", "1e999"):
+        enter(dock.high, text)
+        assert window() == (100, 400)
+        qtbot.waitUntil(lambda: (dock.low.value, dock.high.value) == ("100", "400"))
+
+
+def test_large_limits_stay_exact(viewer, tmp_path, qtbot):
+    pixels = np.random.default_rng(0).integers(0, 1 << 28, (5, 300, 300), np.uint32)
+    tifffile.imwrite(tmp_path / "large.ome.tif", pixels, metadata={"axes": "CYX"}, tile=(256, 256))
+    [layer] = viewer.open(tmp_path / "large.ome.tif", plugin=PLUGIN)
+    dock = open_dock(viewer, "Channels")
+    qtbot.waitUntil(lambda: dock.histogram.native.range[1] > 1e8)
+    before = shown_composite(layer)
+    dock.high.native.setFocus()
+    QTest.keyClick(dock.high.native, Qt.Key_Return)
+    assert shown_composite(layer) is before
+    enter(dock.high, "123456789")
+    assert shown_composite(layer).channels[0].window[1] == 123_456_789
+    qtbot.waitUntil(lambda: dock.high.value == "123456789")
+
+
+def test_limits_that_the_user_sets_during_a_read_stay(layer, dock, held, qtbot):
+    dock.list.native.setCurrentRow(1)
+    before = shown_composite(layer)
+    style = replace(before.channels[0], window=(1, 2))
+    show_composite(layer, before.styled(0, style))
+    click(dock.auto)
+    enter(dock.high, "1234")
+    held.set()
+    qtbot.waitUntil(lambda: shown_composite(layer).channels[0].window == before.channels[0].window)
+    assert shown_composite(layer).channels[1].window[1] == 1234
+
+
+def test_a_group_of_channels_whose_limits_are_being_read(layer, dock, held, qtbot, monkeypatch):
+    check(dock, 4)
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("all", True))
+    click(dock.add)
+    check(dock, 0)
+    assert shown(layer) == (1, 2, 3)
+    held.set()
+    wait_for_channels(layer, dock, qtbot, 1, 2, 3, 4)
+    dock.group.value = 0
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2, 3, 4)
+
+
+def test_channels_whose_limits_are_being_read_are_split(viewer, layer, dock, held, qtbot):
+    check(dock, 4)
+    click(dock.split)
+    split = viewer.layers[-1]
+    held.set()
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2, 3, 4)
+    assert tuple(split.contrast_limits) == shown_composite(layer).channels[4].window
+
+
+def test_a_script_may_open_the_dock_before_the_slide(viewer, write_channels, held, qtbot):
+    _, dock = viewer.window.add_plugin_dock_widget(PLUGIN, "Channels")
+    [layer] = viewer.open(write_channels(5)[0], plugin=PLUGIN)
+    wait_for_layout(viewer)
+    dock.native.parent().raise_()
+    qtbot.waitUntil(lambda: not dock.list.native.visibleRegion().isEmpty())
+    dock.inverted.native.click()
+    assert shown_composite(layer).inverted
+    check(dock, 4)
+    layer.refresh()  # as when tiles arrive
+    held.set()
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2, 3, 4)
+
+
+def test_opened_groups_keep_the_others(layer, dock, qtbot, monkeypatch, tmp_path):
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("mine", True))
+    click(dock.add)
+    channels = [{"id": number, "color": "00ff00"} for number in (2, 2, 3)]
+    groups = [{"label": "empty", "channels": []}, {"label": "read", "channels": channels}]
+    path = tmp_path / "groups.json"
+    path.write_text(json.dumps({"groups": groups}))
+    monkeypatch.setattr(channel_dock, "ask_for_file", lambda *_: str(path))
+    for _ in range(2):
+        click(dock.open)
+        wait_for_channels(layer, dock, qtbot, 2, 3)
+        wait_for_group(dock, qtbot, "read")
+    assert [dock.group.native.itemText(row) for row in range(4)] == ["", "mine", "read", ""]
 
 
 def test_groups_of_the_same_channels_are_told_apart(viewer, layer, dock, qtbot, monkeypatch):

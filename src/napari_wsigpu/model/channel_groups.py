@@ -97,7 +97,8 @@ def read_groups(path: str | Path, composite: Composite, dtype: DType) -> list[Ch
         if path.stat().st_size > MOST_BYTES:
             raise ValueError
         story = json.loads(path.read_text("utf-8-sig"))
-        groups = [_group(each, composite, dtype) for each in story["groups"]]
+        read = [_group(each, composite, dtype) for each in story["groups"]]
+        groups = [group for group in read if group.styles]
     except OSError as error:
         reason = error.strerror or error
         raise SlideReadError(f"'{path.name}' can't be read ({reason}); try again.") from error
@@ -139,9 +140,8 @@ def write_groups(path: str | Path, groups: Sequence[ChannelGroup], dtype: DType)
 
 def _group(record: Any, composite: Composite, dtype: DType) -> ChannelGroup:
     channels = record["channels"] if "channels" in record else record["render"]
-    return ChannelGroup(
-        str(record["label"]), tuple(_styles(channels, composite, _full_scale(dtype)))
-    )
+    styles = dict(_styles(channels, composite, _full_scale(dtype)))  # each channel once
+    return ChannelGroup(str(record["label"]), tuple(styles.items()))
 
 
 def _styles(

@@ -128,7 +128,8 @@ def channel_layers(
         }
         if styles:
             style = styles[index]
-            look = {"contrast_limits": style.window, "gamma": style.gamma, "visible": True}
+            limits = style.window or attributes["contrast_limits"]  # unknown while they are read
+            look = {"contrast_limits": limits, "gamma": style.gamma, "visible": True}
             attributes |= look | {"colormap": _colormap(slide, style.color, several=several)}
         layers.append((levels, attributes, "image"))
     return layers
@@ -236,20 +237,18 @@ def channel_groups(layer: Layer) -> list[ChannelGroup]:
     return view.groups or default_groups(view.settings, view.initial)
 
 
-def set_channel_groups(layer: Layer, groups: list[ChannelGroup]) -> None:
-    """Set the user's groups of channels."""
-    source = source_of(_finest(layer))
-    if source is not None:
-        source.view.groups, source.view.chosen = groups, None
+def add_channel_groups(layer: Layer, groups: Sequence[ChannelGroup]) -> int:
+    """Add to the user's groups, replacing those of the same names; return the first's number."""
+    source, names = source_of(_finest(layer)), {group.name for group in groups}
+    assert source is not None
+    kept = [group for group in source.view.groups if group.name not in names]
+    source.view.groups, source.view.chosen = [*kept, *groups], len(kept)
+    return len(kept)
 
 
-def add_channel_group(layer: Layer, name: str) -> None:
-    """Add the visible channels as a group; it replaces a group with the same name."""
-    source = source_of(_finest(layer))
-    if source is not None:
-        added, others = group_of(source.view.settings, name), source.view.groups
-        source.view.groups = [*(group for group in others if group.name != name), added]
-        source.view.chosen = len(source.view.groups) - 1
+def add_channel_group(layer: Layer, composite: Composite, name: str) -> None:
+    """Add the visible channels of a composite as a group."""
+    add_channel_groups(layer, [group_of(composite, name)])
 
 
 def shown_groups(layer: Layer, composite: Composite) -> tuple[list[ChannelGroup], int | None]:

@@ -22,10 +22,10 @@ from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.viewer.layers.slide_layers import (
     add_channel_group,
+    add_channel_groups,
     channel_groups,
     channel_layers,
     choose_group,
-    set_channel_groups,
     show_composite,
     shown_composite,
     shown_groups,
@@ -51,11 +51,12 @@ from napari_wsigpu.widgets.kit.parts import (
     choice,
     flow,
     offer,
+    row,
 )
 from napari_wsigpu.widgets.kit.picture import icon_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from magicgui.widgets import Widget
     from napari import Viewer
@@ -69,8 +70,7 @@ SWATCH = 12  # pixels
 LATE_MS = 20
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
-# Steps of the limits of floating-point values, and decimals of their text.
-FINE, MOST_DECIMALS = 1000, 9
+FINE = 1000  # steps of the limits of floating-point values
 STORIES = "Channel groups (*.json)"
 NO_GROUP = -1  # the visible channels are not a group
 NO_SLIDE = "Open a slide to choose its channels."
@@ -102,10 +102,12 @@ class Channels(SlideDock):
         self._is_filling = False
         # Fills the widgets after the next frame, which that would delay.
         self._late = single_shot(self._fill_late, LATE_MS, self.native)
-        # The shown composite that the widgets show or are about to, and composites that wait for
-        # limits of channels.
+        # The shown composite that the widgets show or are about to, composites that wait for limits
+        # of channels, and these channels.
         self._seen: Composite | None = None
         self._wanted: WeakKeyDictionary[Layer, Composite] = WeakKeyDictionary()
+        self._reading: WeakKeyDictionary[Layer, set[int]] = WeakKeyDictionary()
+        self._is_showing = False
         self.note = Text("Note")
         self.find = LineEdit(tooltip="List only channels whose name contains this text")
         self.find.native.setPlaceholderText("Find a channel")
@@ -128,18 +130,21 @@ class Channels(SlideDock):
         )
         self.histogram = Hosted(Histogram(), "Values of the selected channel")
         self.window = FloatRangeSlider(tooltip="Values shown as black and at full color")
-        # The labels of close limits would overlap, so limits are typed at the slider's ends.
+        # The slider's own labels round values, and clamp typed ones to the values in the overview.
         limits = self.window.native
         limits.setHandleLabelPosition(limits.LabelPosition.NoLabel)
-        limits.setEdgeLabelMode(limits.EdgeLabelMode.LabelIsValue)
+        limits.setEdgeLabelMode(limits.EdgeLabelMode.NoLabel)
         _name(self.window, "Limits")
+        self.low, self.high = _field("Lower limit"), _field("Upper limit")
+        for field in (self.low, self.high):
+            field.native.editingFinished.connect(partial(self._type_limit, field))
         self.gamma = FloatSlider(
             min=GAMMAS[0], max=GAMMAS[1], tooltip="Less than 1 brightens values between the limits"
         )
         _name(self.gamma, "Gamma")
         self.inverted = CheckBox(text="Inverted", tooltip="White where all channels are dark")
         self.inverted.native.setAccessibleName("Inverted")
-        self.form = Form({"Limits": self.window, "Gamma": self.gamma})
+        self.form = Form({"Limits": row(self.low, self.high, narrow=True), "Gamma": self.gamma})
         self.controls = Panel(
             self.find,
             self.list,
@@ -147,6 +152,7 @@ class Channels(SlideDock):
             flow(self.add, self.open, self.save),
             flow(self.color, self.solo, self.auto, self.split),
             self.histogram,
+            self.window,
             self.form,
             self.inverted,
         )
@@ -206,7 +212,8 @@ class Channels(SlideDock):
         shown = shown_composite(layer)
         if layer is not None and shown is not None and shown is not self._seen:
             self._seen = shown
-            self._wanted.pop(layer, None)  # a key has changed it since
+            if not self._is_showing:
+                self._wanted.pop(layer, None)  # a key has changed it since
             if not self._late.isActive():  # while a slider is dragged, changes follow each other
                 self._late.start()
 
@@ -247,13 +254,15 @@ class Channels(SlideDock):
             self.inverted.value = composite.inverted
             self._offer_groups(composite)
             style = composite.channels[max(self.list.native.currentRow(), 0)]
-            self.form.enabled = style.window is not None
+            self.form.enabled = self.window.enabled = style.window is not None
             self.gamma.value = min(max(style.gamma, GAMMAS[0]), GAMMAS[1])
-            if style.window is not None:
-                low, high = style.window
-                self.window.min = min(low, self.window.min)
-                self.window.max = max(high, self.window.max)
-                self.window.value = low, high
+            low, high = style.window or (self.window.min, self.window.max)
+            self.window.min = min(low, self.window.min)
+            self.window.max = max(high, self.window.max)
+            self.window.value = low, high
+            for field, limit in ((self.low, low), (self.high, high)):
+                if not field.native.isModified():  # the user is typing
+                    field.value = str(round(limit)) if self._is_whole else f"{limit:.6g}"
             self.histogram.native.mark(style.window, style.color)
 
     @contextmanager
@@ -267,8 +276,7 @@ class Channels(SlideDock):
 
     def _filter(self, _: object = None) -> None:
         text = self.find.value.casefold()
-        for row in range(self.list.native.count()):
-            item = self.list.native.item(row)
+        for item in map(self.list.native.item, range(self.list.native.count())):
             item.setHidden(text not in item.text().casefold())
 
     def _on_checked(self, item: QListWidgetItem) -> None:
@@ -303,8 +311,6 @@ class Channels(SlideDock):
             self.window.min, self.window.max = low, high
             # The handles stay a step apart.
             self.window.step = 1 if self._is_whole else (high - low) / FINE
-            shown = 0 if self._is_whole else 3 - math.floor(math.log10(high - low))
-            self.window.native.setDecimals(min(max(shown, 0), MOST_DECIMALS))
         self._fill(composite)
 
     def _show(self, composite: Composite) -> None:
@@ -314,44 +320,60 @@ class Channels(SlideDock):
             self._show_on(self.layer, composite)
 
     def _show_on(self, layer: Layer, composite: Composite) -> None:
-        unknown = [each for each in composite.visible if composite.channels[each].window is None]
+        visible = {*composite.visible}
+        unknown = {each for each in visible if composite.channels[each].window is None}
+        self._wanted.pop(layer, None)
         if unknown:
             self._wanted[layer] = composite
-            self.jobs.drop(layer)
-            self._read_limits(layer, unknown, layer)
-            return
-        self._wanted.pop(layer, None)
+            reading = self._reading.setdefault(layer, set())
+            self._read_limits(layer, composite, unknown - reading)
+            reading |= unknown
+            if visible == unknown:  # keep the picture rather than show none
+                return
+            composite = composite.showing(visible - unknown)
+        self._is_showing = True
         try:
             show_composite(layer, composite)
+            self._on_drawn()  # napari does not report it if the layer is hidden
         except SlideError as error:
             self._give_up(layer, str(error))
-            return
-        self._on_drawn()  # of a hidden layer, napari does not report it
+        finally:
+            self._is_showing = False
 
-    def _read_limits(self, layer: Layer, channels: Sequence[int], owner: object) -> None:
+    def _read_limits(
+        self, layer: Layer, composite: Composite, channels: Collection[int], owner: object = None
+    ) -> None:
         """Read the limits of channels of a layer off the main thread, and then set them."""
         slide = slide_of(layer)
-        if slide is not None:
-            work = partial(_limits, slide, self._plane(layer, slide), channels)
-            done, failed = partial(self._set_limits, layer), partial(self._give_up, layer)
+        if slide is not None and channels:
+            work = partial(_limits, slide, self._plane(layer, slide), sorted(channels))
+            done, failed = (
+                partial(self._set_limits, layer, composite),
+                partial(self._give_up, layer),
+            )
             self.jobs.start("Reading channels", slide, work, done, failed, owner)
 
     def _plane(self, layer: Layer | None, slide: Slide) -> dict[str, int]:
         """Return the plane of a slide that the viewer shows."""
         return {} if layer is None else shown_plane(self.viewer, layer, slide)
 
-    def _set_limits(self, layer: Layer, limits: Mapping[int, tuple[float, float]]) -> None:
-        """Set limits in the composite that the user wants now, which may have changed since."""
+    def _set_limits(
+        self, layer: Layer, before: Composite, limits: Mapping[int, tuple[float, float]]
+    ) -> None:
+        """Set limits that the user has not changed since they were read."""
+        self._reading.setdefault(layer, set()).difference_update(limits)
         composite = self._wanted.get(layer) or shown_composite(layer)
         if composite is None or layer not in self.viewer.layers:
             return
         for index, window in limits.items():
-            style = replace(composite.channels[index], window=window)
-            composite = composite.styled(index, style)
+            style = composite.channels[index]
+            if style.window == before.channels[index].window:
+                composite = composite.styled(index, replace(style, window=window))
         self._show_on(layer, composite)
 
     def _give_up(self, layer: Layer, problem: str) -> None:
         self._wanted.pop(layer, None)
+        self._reading.pop(layer, None)
         shown = shown_composite(layer)
         if layer is self.layer and shown is not None:
             self._fill(shown)
@@ -361,6 +383,24 @@ class Channels(SlideDock):
     def _is_whole(self) -> bool:
         """Whether the values of the channels are integers."""
         return self.slide is not None and self.slide.levels[0].dtype.kind in "iu"
+
+    def _type_limit(self, field: LineEdit) -> None:
+        """Set a limit that has been typed; the other one follows, so that they stay in order."""
+        composite, channel = self.composite, self.list.native.currentRow()
+        if not field.native.isModified() or composite is None or channel < 0:
+            return
+        field.native.setModified(False)
+        try:
+            limit = float(field.value)
+        except ValueError:
+            limit = math.nan
+        low, high = composite.channels[channel].window or self.window.value
+        if not math.isfinite(limit):
+            self._fill(composite)
+        elif field is self.low:
+            self._set_window((limit, max(limit, high)))
+        else:
+            self._set_window((min(low, limit), limit))
 
     def _set_window(self, limits: tuple[float, float]) -> None:
         low, high = map(round, limits) if self._is_whole else limits
@@ -390,7 +430,7 @@ class Channels(SlideDock):
     def _auto(self) -> None:
         layer, composite = self.layer, self.composite
         if layer is not None and composite is not None:
-            self._read_limits(layer, composite.visible, self.auto)
+            self._read_limits(layer, composite, composite.visible, self.auto)
 
     def _offer_groups(self, composite: Composite) -> None:
         """List the groups, and choose the one whose channels are visible."""
@@ -415,7 +455,7 @@ class Channels(SlideDock):
             return
         name, accepted = QInputDialog.getText(self.native, "Add a group", "Name:")
         if accepted and name.strip():
-            add_channel_group(layer, name.strip())
+            add_channel_group(layer, composite, name.strip())
             self._fill(composite)
 
     def _open_groups(self) -> None:
@@ -431,8 +471,8 @@ class Channels(SlideDock):
         except SlideError as error:
             self.note.say(str(error))
             return
-        set_channel_groups(layer, groups)
-        self._show(choose_group(layer, 0, composite))
+        first = add_channel_groups(layer, groups)
+        self._show(choose_group(layer, first, composite))
 
     def _save_groups(self) -> None:
         slide, layer = self.slide, self.layer
@@ -464,6 +504,13 @@ class Channels(SlideDock):
         for data, attributes, kind in added:
             self.viewer.add_layer(AnyLayer.create(data, attributes, kind))
         layer.visible = False
+
+
+def _field(name: str) -> LineEdit:
+    """Return a text field for a number."""
+    field = LineEdit(tooltip=f"{name}; press Enter to set it")
+    field.native.setAccessibleName(name)
+    return field
 
 
 def _name(slider: Widget, name: str) -> None:
