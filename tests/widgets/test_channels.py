@@ -13,7 +13,7 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
 
-from napari_wsigpu import wait
+from napari_wsigpu import SlideError, wait
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.contributions.view_commands import next_channels
 from napari_wsigpu.viewer.layers.slide_layers import (
@@ -25,6 +25,7 @@ from napari_wsigpu.viewer.layers.slide_layers import (
 )
 from napari_wsigpu.viewer.window.docks import open_dock
 from napari_wsigpu.widgets.channels import channel_dock
+from napari_wsigpu.widgets.dock import jobs
 from tests.viewer.shared import wait_for_layout
 
 pytestmark = pytest.mark.window
@@ -151,6 +152,26 @@ def test_a_change_that_needs_no_read_comes_first(layer, dock, held, qtbot):
     qtbot.waitUntil(lambda: shown_composite(layer).channels[4].window is not None)
     assert shown(layer) == (0, 1, 2, 3)
     assert shown_composite(layer).channels[0].gamma == 0.5
+
+
+def test_a_read_of_a_removed_slide_reports_nothing(viewer, layer, dock, qtbot, monkeypatch):
+    removed, ended = threading.Event(), threading.Event()
+
+    def fail_late(_):
+        assert removed.wait(20)
+        ended.set()
+        raise SlideError("The slide is closed.")
+
+    monkeypatch.setattr(channel_dock, "contrast_limits", fail_late)
+    reported = []
+    monkeypatch.setattr(jobs, "show_error", reported.append)
+    check(dock, 4)
+    viewer.layers.remove(layer)
+    removed.set()
+    assert ended.wait(20)
+    qtbot.wait(100)
+    assert not reported
+    assert not dock.note.value
 
 
 def test_a_read_changes_the_layer_that_asked(viewer, layer, dock, held, tmp_path, qtbot):

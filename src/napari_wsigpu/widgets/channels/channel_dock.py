@@ -326,7 +326,7 @@ class Channels(SlideDock):
         if unknown:
             self._wanted[layer] = composite
             reading = self._reading.setdefault(layer, set())
-            self._read_limits(layer, composite, unknown - reading)
+            self._read_limits(layer, composite, unknown - reading, layer)
             reading |= unknown
             if visible == unknown:  # keep the picture rather than show none
                 return
@@ -341,16 +341,14 @@ class Channels(SlideDock):
             self._is_showing = False
 
     def _read_limits(
-        self, layer: Layer, composite: Composite, channels: Collection[int], owner: object = None
+        self, layer: Layer, composite: Composite, channels: Collection[int], owner: object
     ) -> None:
         """Read the limits of channels of a layer off the main thread, and then set them."""
         slide = slide_of(layer)
         if slide is not None and channels:
             work = partial(_limits, slide, self._plane(layer, slide), sorted(channels))
-            done, failed = (
-                partial(self._set_limits, layer, composite),
-                partial(self._give_up, layer),
-            )
+            done = partial(self._set_limits, layer, composite)
+            failed = partial(self._give_up, layer)
             self.jobs.start("Reading channels", slide, work, done, failed, owner)
 
     def _plane(self, layer: Layer | None, slide: Slide) -> dict[str, int]:
