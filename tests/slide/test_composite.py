@@ -142,6 +142,13 @@ def test_only_true_and_false_show_and_invert(slide, wrong):
             slide.composite(settings=changed)
 
 
+def test_zero_is_in_the_middle_of_all_floats(slide):
+    composite = slide.composite([2])
+    style = replace(composite.channels[2], window=(-(10**308), 10**308), color="#ffffff")
+    shown = slide.read_region((0, 0), (9, 9), composite=composite.styled(2, style))
+    assert (np.abs(shown.astype(int) - 127.5) <= 1).all()
+
+
 def test_a_narrow_window_is_a_threshold(slide, pixels):
     composite = slide.composite([2])
     style = replace(composite.channels[2], window=(0, 5e-324), color="#ffffff")

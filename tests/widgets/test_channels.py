@@ -65,13 +65,13 @@ def click(button):
 
 def wait_for_channels(layer, dock, qtbot, *channels):
     """Wait until a layer shows some channels and the dock says so, which is after the frame."""
+    qtbot.waitUntil(lambda: shown(layer) == channels == checked(dock))
+
+
+def checked(dock):
     rows = dock.list.native
-
-    def agree():
-        items = [rows.item(row).checkState() == Qt.Checked for row in range(rows.count())]
-        return shown(layer) == channels == tuple(np.flatnonzero(items))
-
-    qtbot.waitUntil(agree)
+    items = [rows.item(row).checkState() == Qt.Checked for row in range(rows.count())]
+    return tuple(np.flatnonzero(items))
 
 
 def wait_for_group(dock, qtbot, name):
@@ -152,6 +152,82 @@ def test_a_change_that_needs_no_read_comes_first(layer, dock, held, qtbot):
     qtbot.waitUntil(lambda: shown_composite(layer).channels[4].window is not None)
     assert shown(layer) == (0, 1, 2, 3)
     assert shown_composite(layer).channels[0].gamma == 0.5
+
+
+def test_unread_channels_replace_the_others_once_they_are_read(layer, dock, held, qtbot):
+    dock.list.native.setCurrentRow(4)
+    click(dock.solo)
+    dock.inverted.native.click()
+    assert (shown(layer), shown_composite(layer).inverted) == ((0, 1, 2, 3), True)
+    qtbot.waitUntil(lambda: checked(dock) == (4,))
+    check(dock, 0)
+    held.set()
+    wait_for_channels(layer, dock, qtbot, 0, 4)
+
+
+def test_boxes_are_checked_before_the_dock_is_filled(layer, dock, qtbot):
+    dock.list.native.setCurrentRow(1)
+    click(dock.solo)
+    check(dock, 4)
+    wait_for_channels(layer, dock, qtbot, 1, 4)
+
+
+def test_a_channel_that_cannot_be_read_hides_no_other(layer, dock, qtbot, monkeypatch):
+    read, failing = channel_dock.contrast_limits, threading.Event()
+    slide = slide_of(layer)
+    broken = slide.channel_overview(3).tobytes()
+
+    def fail_first(pixels):
+        if pixels.tobytes() == broken:
+            failing.set()
+            raise SlideError("A tile is damaged.")
+        assert failing.wait(20)
+        return read(pixels)
+
+    monkeypatch.setattr(channel_dock, "contrast_limits", fail_first)
+    composite = shown_composite(layer).showing([0])
+    for index in (3, 4):
+        composite = composite.styled(index, replace(composite.channels[index], window=None))
+    show_composite(layer, composite)
+    qtbot.waitUntil(lambda: checked(dock) == (0,))
+    check(dock, 4)
+    check(dock, 3)
+    wait_for_channels(layer, dock, qtbot, 0, 4)
+    assert "damaged" in dock.note.value
+
+
+def test_a_selected_channel_shows_its_own_limits_at_once(layer, dock, held, qtbot):
+    qtbot.waitUntil(lambda: dock.histogram.native.range[1] > 1)
+    composite = shown_composite(layer)
+    style = replace(composite.channels[2], window=(7, 40_000), gamma=2.0)
+    show_composite(layer, composite.styled(2, style))
+    dock.list.native.setCurrentRow(2)
+    assert (dock.low.value, dock.high.value, dock.gamma.value) == ("7", "40000", 2)
+    assert dock.window.value == (7, 40_000)
+
+
+def test_a_removed_layer_waits_for_nothing_when_it_returns(viewer, layer, dock, held, qtbot):
+    check(dock, 4)
+    viewer.layers.remove(layer)
+    qtbot.waitUntil(lambda: dock.slide is None)
+    held.set()
+    viewer.layers.append(layer)
+    qtbot.waitUntil(lambda: dock.slide is not None and checked(dock) == (0, 1, 2, 3))
+    check(dock, 4)
+    wait_for_channels(layer, dock, qtbot, 0, 1, 2, 3, 4)
+
+
+def test_text_typed_for_another_slide_is_dropped(viewer, layer, dock, tmp_path, qtbot):
+    dock.low.native.setFocus()
+    QTest.keyClicks(dock.low.native, "9")
+    copy = shutil.copy(slide_of(layer).path, tmp_path / "copy.ome.tif")
+    before = shown_composite(layer)
+    [other] = viewer.open(copy, plugin=PLUGIN)
+    qtbot.waitUntil(lambda: dock.slide is slide_of(other))
+    shown_before = shown_composite(other)
+    QTest.keyClick(dock.low.native, Qt.Key_Return)
+    assert shown_composite(layer) is before
+    assert shown_composite(other) is shown_before
 
 
 def test_a_read_of_a_removed_slide_reports_nothing(viewer, layer, dock, qtbot, monkeypatch):
@@ -352,10 +428,12 @@ def test_typed_limits_are_those_of_the_channel(layer, dock, qtbot):
     assert window() == (400, 400)
     enter(dock.low, "100")
     assert window() == (100, 400)
-    for text in ("", "many", "nan", "1e999"):
+    for text in ("", "many", "nan", "1e999", "1e31"):
         enter(dock.high, text)
         assert window() == (100, 400)
-        qtbot.waitUntil(lambda: (dock.low.value, dock.high.value) == ("100", "400"))
+        assert (dock.low.value, dock.high.value) == ("100", "400")
+    assert dock.window.value == (100, 400)
+    assert dock.window.max < 10_000  # a typing error does not widen the slider for good
 
 
 def test_large_limits_stay_exact(viewer, tmp_path, qtbot):
@@ -475,6 +553,9 @@ def test_duplicates_of_a_layer_change_together(viewer, layer, dock, qtbot):
         wait(each)
     first, second = (np.asarray(each._slice.image.raw) for each in viewer.layers)
     np.testing.assert_array_equal(first, second)
+    viewer.layers.remove(layer)
+    next_channels(viewer)
+    wait_for_channels(viewer.layers[0], dock, qtbot, 0, 1, 2, 3)
 
 
 def test_a_layer_of_one_channel_decodes_no_other(viewer, layer, dock, qtbot):

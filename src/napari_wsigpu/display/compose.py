@@ -169,6 +169,9 @@ def _bright(
     values: NDArray[np.float64], low: float, high: float, gamma: float
 ) -> NDArray[np.float64]:
     """Return how bright values are, from 0 up to `low` to 1 from `high` on; NaN is black."""
+    low, high = float(low), float(high)
+    if math.isinf(high - low):
+        values, low, high = values / 2, low / 2, high / 2
     if high <= low:
         within = np.where(values >= high, 1.0, 0.0)
     else:

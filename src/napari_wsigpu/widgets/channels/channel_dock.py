@@ -71,6 +71,7 @@ LATE_MS = 20
 ROWS = 5  # lines of text that the list needs
 GAMMAS = 0.2, 3.0
 FINE = 1000  # steps of the limits of floating-point values
+MOST = 1e30  # largest limit that can be typed
 STORIES = "Channel groups (*.json)"
 NO_GROUP = -1  # the visible channels are not a group
 NO_SLIDE = "Open a slide to choose its channels."
@@ -168,6 +169,7 @@ class Channels(SlideDock):
         self.gamma.changed.connect(lambda gamma: self._restyle(gamma=gamma))
         self.inverted.native.toggled.connect(self._invert)
         self.follow()
+        self.listen(self.viewer.layers.events.removed, self._connect)
 
     @property
     def layer(self) -> Layer | None:
@@ -191,10 +193,10 @@ class Channels(SlideDock):
             return
         assert slide is not None
         assert self.layer is not None
-        # A key changes the composite too. napari disconnects methods when the dock is deleted.
-        self.layer.events.set_data.connect(self._on_drawn)
-        self.layer.events.visible.connect(self._on_visible)
+        self._connect()
         self._clear_note()
+        for field in (self.low, self.high):
+            field.native.setModified(False)  # what has been typed was for another slide
         private, screen = settings().show_private, Screen(slide.metadata, slide.path)
         with self._filling():
             self.list.native.clear()
@@ -206,6 +208,21 @@ class Channels(SlideDock):
         self._fill(composite)
         self.list.native.setCurrentRow(next(iter(composite.visible), 0))
         self._filter()
+
+    def drop_slide(self, slide: Slide) -> None:
+        """Drop all that waits for limits of a slide's channels."""
+        super().drop_slide(slide)
+        for waiting in (self._wanted, self._reading):
+            for layer in [each for each in waiting if slide_of(each) is slide]:
+                del waiting[layer]
+
+    def _connect(self, _: object = None) -> None:
+        """Follow changes of the layer: another one once the original of a duplicate is removed."""
+        layer = self.layer
+        if layer is not None:
+            # A key changes the composite too. napari disconnects methods when the dock is deleted.
+            layer.events.set_data.connect(self._on_drawn)
+            layer.events.visible.connect(self._on_visible)
 
     def _on_drawn(self) -> None:
         layer = self.layer
@@ -283,18 +300,17 @@ class Channels(SlideDock):
         composite = self.composite
         if self._is_filling or composite is None:
             return
-        items = map(self.list.native.item, range(self.list.native.count()))
-        self._show(
-            composite.showing(
-                row for row, each in enumerate(items) if each.checkState() == Qt.Checked
-            )
-        )
+        # The other boxes may be about to change.
+        visible, row = {*composite.visible}, self.list.native.row(item)
+        checked = item.checkState() == Qt.Checked
+        self._show(composite.showing(visible | {row} if checked else visible - {row}))
 
     def _on_selected(self, row: int) -> None:
         """Show the values of the selected channel."""
         slide, composite = self.slide, self.composite
         if self._is_filling or slide is None or composite is None or row < 0:
             return
+        self._fill(composite)
         self.jobs.drop(self.histogram)
         work = partial(_overview, slide, self._plane(self.layer, slide), row)
         done = partial(self._show_values, row)
@@ -305,13 +321,17 @@ class Channels(SlideDock):
         if composite is None or row != self.list.native.currentRow():
             return
         self.histogram.native.show_values(pixels)
+        self._reset_range()
+        self._fill(composite)
+
+    def _reset_range(self) -> None:
+        """Let the slider span the values in the histogram; `_fill` widens it if limits need it."""
         low, high = self.histogram.native.range
         with self._filling():
             self.window.max = max(high, self.window.min)  # never less than the minimum
             self.window.min, self.window.max = low, high
             # The handles stay a step apart.
             self.window.step = 1 if self._is_whole else (high - low) / FINE
-        self._fill(composite)
 
     def _show(self, composite: Composite) -> None:
         """Change the layer, after channels whose limits are unknown have been read."""
@@ -328,15 +348,17 @@ class Channels(SlideDock):
             reading = self._reading.setdefault(layer, set())
             self._read_limits(layer, composite, unknown - reading, layer)
             reading |= unknown
-            if visible == unknown:  # keep the picture rather than show none
-                return
-            composite = composite.showing(visible - unknown)
+            before = shown_composite(layer)
+            assert before is not None
+            # Rather than a black picture, the channels that have been shown stay.
+            composite = composite.showing(visible - unknown or before.visible)
         self._is_showing = True
         try:
             show_composite(layer, composite)
             self._on_drawn()  # napari does not report it if the layer is hidden
         except SlideError as error:
-            self._give_up(layer, str(error))
+            self._wanted.pop(layer, None)
+            self._give_up(layer, (), str(error))
         finally:
             self._is_showing = False
 
@@ -348,7 +370,7 @@ class Channels(SlideDock):
         if slide is not None and channels:
             work = partial(_limits, slide, self._plane(layer, slide), sorted(channels))
             done = partial(self._set_limits, layer, composite)
-            failed = partial(self._give_up, layer)
+            failed = partial(self._give_up, layer, channels)
             self.jobs.start("Reading channels", slide, work, done, failed, owner)
 
     def _plane(self, layer: Layer | None, slide: Slide) -> dict[str, int]:
@@ -369,11 +391,14 @@ class Channels(SlideDock):
                 composite = composite.styled(index, replace(style, window=window))
         self._show_on(layer, composite)
 
-    def _give_up(self, layer: Layer, problem: str) -> None:
-        self._wanted.pop(layer, None)
-        self._reading.pop(layer, None)
-        shown = shown_composite(layer)
-        if layer is self.layer and shown is not None:
+    def _give_up(self, layer: Layer, channels: Collection[int], problem: str) -> None:
+        """Say why channels can't be read, and show the others."""
+        self._reading.setdefault(layer, set()).difference_update(channels)
+        wanted, shown = self._wanted.get(layer), shown_composite(layer)
+        if wanted is not None:
+            unknown = {each for each in channels if wanted.channels[each].window is None}
+            self._show_on(layer, wanted.showing({*wanted.visible} - unknown))
+        elif layer is self.layer and shown is not None:
             self._fill(shown)
         self.note.say(problem)
 
@@ -393,12 +418,12 @@ class Channels(SlideDock):
         except ValueError:
             limit = math.nan
         low, high = composite.channels[channel].window or self.window.value
-        if not math.isfinite(limit):
-            self._fill(composite)
-        elif field is self.low:
-            self._set_window((limit, max(limit, high)))
-        else:
-            self._set_window((min(low, limit), limit))
+        if abs(limit) <= MOST:  # also no NaN
+            is_low = field is self.low
+            self._set_window((limit, max(limit, high)) if is_low else (min(low, limit), limit))
+        # At once, because a click on the slider, which ends typing too, states both limits.
+        self._reset_range()
+        self._fill(self.composite or composite)
 
     def _set_window(self, limits: tuple[float, float]) -> None:
         low, high = map(round, limits) if self._is_whole else limits
