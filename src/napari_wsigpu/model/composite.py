@@ -7,7 +7,7 @@ import operator
 import re
 from dataclasses import dataclass, replace
 from numbers import Real
-from reprlib import repr as shorten
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,29 +80,29 @@ class Composite:
         for index, style in enumerate(styles):
             if not isinstance(style, ChannelStyle):
                 raise RegionError(
-                    f"Channel {index} of the composite is {shorten(style)}; it must be a "
+                    f"Channel {index} of the composite is {short_repr(style)}; it must be a "
                     "ChannelStyle."
                 )
             if not _is_truth(style.visible):
                 raise RegionError(
-                    f"Channel {index} of the composite has visible={shorten(style.visible)}; it "
+                    f"Channel {index} of the composite has visible={short_repr(style.visible)}; it "
                     "must be True or False."
                 )
         if not _is_truth(self.inverted):
             raise RegionError(
-                f"The composite has inverted={shorten(self.inverted)}; it must be True or False."
+                f"The composite has inverted={short_repr(self.inverted)}; it must be True or False."
             )
         for index in self.visible:
             style = self.channels[index]
             window = (0, 1) if style.window is None else style.window
             if not (isinstance(window, tuple | list) and len(window) == 2 and _finite(*window)):
-                wrong = f"window is {shorten(window)}; it must be a tuple of two finite numbers"
+                wrong = f"window is {short_repr(window)}; it must be a tuple of two finite numbers"
             elif window[0] > window[1]:
-                wrong = f"window is {shorten(window)}; its lower limit must come first"
+                wrong = f"window is {short_repr(window)}; its lower limit must come first"
             elif not (_finite(style.gamma) and style.gamma > 0):
-                wrong = f"gamma is {shorten(style.gamma)}; it must be a number greater than 0"
+                wrong = f"gamma is {short_repr(style.gamma)}; it must be a number greater than 0"
             elif not (isinstance(style.color, str) and COLOR.fullmatch(style.color)):
-                wrong = f"color is {shorten(style.color)}; it must be like '#ff8000'"
+                wrong = f"color is {short_repr(style.color)}; it must be like '#ff8000'"
             else:
                 continue
             raise RegionError(f"Channel {index} of the composite can't be shown: its {wrong}.")
@@ -119,8 +119,8 @@ class Composite:
             shown = set(map(operator.index, channels))
         except TypeError:
             raise LevelError(
-                f"{shorten(channels)} is not a list of channel numbers; pass [0, 5], for example. "
-                "A composite is passed as `settings`."
+                f"{short_repr(channels)} is not a list of channel numbers; pass [0, 5], for "
+                "example. A composite is passed as `settings`."
             ) from None
         last = len(self.channels) - 1
         for index in shown:

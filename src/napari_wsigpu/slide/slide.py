@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, product
-from reprlib import repr as shorten
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -978,7 +978,7 @@ class Slide:
             raise LevelError(f"'{self.path}' has no channels to combine: its pixels are RGB.")
         if not isinstance(settings, Composite | None):
             raise RegionError(
-                f"{shorten(settings)} is not a composite; pass `slide.composite([0, 5])`, for "
+                f"{short_repr(settings)} is not a composite; pass `slide.composite([0, 5])`, for "
                 "example, to combine two channels."
             )
         if settings is not None:

@@ -31,8 +31,8 @@ DATES = ("%m/%d/%y", "%m/%d/%Y")
 TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d")
 ZONE = re.compile(r"(?:GMT|UTC)?([+-]\d{2}):?(\d{2})")
 MODEL = re.compile(r"Aperio Leica Biosystems (\S+(?: DX)?)")
-# The scanned area within the stripes of the sensor: "46920x33014 [0,100 46000x32914]". Of the first
-# number, the last digit is enough: "\d+" would start again at each digit of a long run.
+# The scanned area within the stripes of the sensor: "46920x33014 [0,100 46000x32914]". The last
+# digit of the first number is enough: "\d+" would start again at each digit of a long run.
 AREA = re.compile(r"\dx\d{1,9} \[\d{1,9},\d{1,9}[ ,](\d{1,9})x(\d{1,9})\]")
 # Magnification times MPP is about 10, or 7 with some cameras.
 LEAST_PRODUCT, LARGEST_PRODUCT = 6.5, 15.0

@@ -81,7 +81,7 @@ class SlideDock(Panel):
     def __init__(self, viewer: Viewer, nothing: str) -> None:
         self.empty = Text("", nothing)
         super().__init__(self.empty, margin=MARGIN)
-        # napari's proxy wraps each layer anew, so that layers could not be told apart.
+        # napari's proxy returns a new object for a layer each time, but docks compare layers.
         self.viewer = viewer = unwrapped(viewer)
         self.slide: Slide | None = None
         self.jobs = Jobs()
