@@ -14,10 +14,11 @@ from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QInputDialog, QStyle, QStyleOptionViewItem
 
 from napari_wsigpu import SlideError, wait
+from napari_wsigpu.model.channel_groups import group_of
 from napari_wsigpu.viewer.contributions.sample_slide import sample_path
 from napari_wsigpu.viewer.contributions.view_commands import next_channels
 from napari_wsigpu.viewer.layers.slide_layers import (
-    add_channel_group,
+    add_channel_groups,
     show_composite,
     show_next_group,
     shown_composite,
@@ -361,7 +362,7 @@ def test_the_next_group_shows_its_values_under_a_resting_mouse(viewer, layer):
     viewer.cursor.position = tuple(np.array([700, 900]) * layer.scale)
     for index, name in ((1, "CD3"), (4, "AF")):
         show_composite(layer, shown_composite(layer).showing([index]))
-        add_channel_group(layer, shown_composite(layer), name)
+        add_channel_groups(layer, [group_of(shown_composite(layer), name)])
     for index, name in ((1, "CD3"), (4, "AF")):
         show_next_group(layer)
         assert viewer.status["coordinates"].endswith(f": {name} {pixels[index, 700, 900]}")

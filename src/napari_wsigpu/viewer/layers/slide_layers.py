@@ -12,7 +12,7 @@ from napari.utils import progress
 
 from napari_wsigpu.display.composite_source import CompositeView, source_of
 from napari_wsigpu.model.appearance import WHITE, channel_colors, contrast_limits
-from napari_wsigpu.model.channel_groups import default_groups, group_of
+from napari_wsigpu.model.channel_groups import default_groups
 from napari_wsigpu.model.errors import PlaneError
 from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.model.privacy import Screen
@@ -244,11 +244,6 @@ def add_channel_groups(layer: Layer, groups: Sequence[ChannelGroup]) -> int:
     kept = [group for group in source.view.groups if group.name not in names]
     source.view.groups, source.view.chosen = [*kept, *groups], len(kept)
     return len(kept)
-
-
-def add_channel_group(layer: Layer, composite: Composite, name: str) -> None:
-    """Add the visible channels of a composite as a group."""
-    add_channel_groups(layer, [group_of(composite, name)])
 
 
 def shown_groups(layer: Layer, composite: Composite) -> tuple[list[ChannelGroup], int | None]:

@@ -17,11 +17,10 @@ from qtpy.QtGui import QColor, QPixmap
 from qtpy.QtWidgets import QColorDialog, QInputDialog, QListWidget, QListWidgetItem, QWidget
 
 from napari_wsigpu.model.appearance import contrast_limits
-from napari_wsigpu.model.channel_groups import read_groups, write_groups
+from napari_wsigpu.model.channel_groups import group_of, read_groups, write_groups
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.viewer.layers.slide_layers import (
-    add_channel_group,
     add_channel_groups,
     channel_groups,
     channel_layers,
@@ -102,7 +101,7 @@ class Channels(SlideDock):
         super().__init__(napari_viewer, NO_SLIDE)
         self._is_filling = False
         # Fills the widgets after the next frame, which that would delay.
-        self._late = single_shot(self._fill_late, LATE_MS, self.native)
+        self._late = single_shot(self._fill, LATE_MS, self.native)
         # The shown composite that the widgets show or are about to, composites that wait for limits
         # of channels, and these channels.
         self._seen: Composite | None = None
@@ -205,8 +204,7 @@ class Channels(SlideDock):
                 item = QListWidgetItem(name)
                 item.setFlags(item.flags() | Qt.ItemIsUserCheckable)
                 self.list.native.addItem(item)
-        self._fill(composite)
-        self.list.native.setCurrentRow(next(iter(composite.visible), 0))
+        self.list.native.setCurrentRow(next(iter(composite.visible), 0))  # fills the widgets
         self._filter()
 
     def drop_slide(self, slide: Slide) -> None:
@@ -234,16 +232,10 @@ class Channels(SlideDock):
             if not self._late.isActive():  # while a slider is dragged, changes follow each other
                 self._late.start()
 
-    def _fill_late(self) -> None:
-        composite = self.composite
-        if composite is not None:
-            self._fill(composite)
-
     def _on_visible(self) -> None:
-        composite = self.composite
-        if composite is not None:
+        if self.composite is not None:
             self._clear_note()
-            self._fill(composite)
+            self._fill()
 
     @property
     def _is_hidden(self) -> bool:
@@ -253,8 +245,11 @@ class Channels(SlideDock):
         """Say only if the layer is hidden, as no change that the dock makes shows then."""
         self.note.say(HIDDEN if self._is_hidden else "")
 
-    def _fill(self, composite: Composite) -> None:
+    def _fill(self) -> None:
         """Show the state of all channels, and of the selected one in the controls."""
+        composite = self.composite
+        if composite is None:
+            return
         self._seen = shown_composite(self.layer)
         for each in (self.add, self.auto, self.split):
             each.enabled = bool(composite.visible)
@@ -310,7 +305,7 @@ class Channels(SlideDock):
         slide, composite = self.slide, self.composite
         if self._is_filling or slide is None or composite is None or row < 0:
             return
-        self._fill(composite)
+        self._fill()
         self.jobs.drop(self.histogram)
         work = partial(_overview, slide, self._plane(self.layer, slide), row)
         done = partial(self._show_values, row)
@@ -322,7 +317,7 @@ class Channels(SlideDock):
             return
         self.histogram.native.show_values(pixels)
         self._reset_range()
-        self._fill(composite)
+        self._fill()
 
     def _reset_range(self) -> None:
         """Let the slider span the values in the histogram; `_fill` widens it if limits need it."""
@@ -394,12 +389,12 @@ class Channels(SlideDock):
     def _give_up(self, layer: Layer, channels: Collection[int], problem: str) -> None:
         """Say why channels can't be read, and show the others."""
         self._reading.setdefault(layer, set()).difference_update(channels)
-        wanted, shown = self._wanted.get(layer), shown_composite(layer)
+        wanted = self._wanted.get(layer)
         if wanted is not None:
             unknown = {each for each in channels if wanted.channels[each].window is None}
             self._show_on(layer, wanted.showing({*wanted.visible} - unknown))
-        elif layer is self.layer and shown is not None:
-            self._fill(shown)
+        elif layer is self.layer:
+            self._fill()
         self.note.say(problem)
 
     @property
@@ -423,7 +418,7 @@ class Channels(SlideDock):
             self._set_window((limit, max(limit, high)) if is_low else (min(low, limit), limit))
         # At once, because a click on the slider, which ends typing too, states both limits.
         self._reset_range()
-        self._fill(self.composite or composite)
+        self._fill()
 
     def _set_window(self, limits: tuple[float, float]) -> None:
         low, high = map(round, limits) if self._is_whole else limits
@@ -478,8 +473,8 @@ class Channels(SlideDock):
             return
         name, accepted = QInputDialog.getText(self.native, "Add a group", "Name:")
         if accepted and name.strip():
-            add_channel_group(layer, composite, name.strip())
-            self._fill(composite)
+            add_channel_groups(layer, [group_of(composite, name.strip())])
+            self._fill()
 
     def _open_groups(self) -> None:
         slide, composite, layer = self.slide, self.composite, self.layer
